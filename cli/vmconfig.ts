@@ -110,8 +110,8 @@ function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMCon
   if (name === undefined) {
     throw new CommandError('Give the name of the VM config, or a file with -f', EXIT.usage);
   }
-  if ((image === undefined) === (iso === undefined)) {
-    throw new CommandError('Name the source of the VMs: either --image or --iso', EXIT.usage);
+  if (image === undefined && iso === undefined) {
+    throw new CommandError('Name the source of the VMs: --image, --iso or both', EXIT.usage);
   }
   const spec = vmConfigSpec({ ...machineRequest(flags), architecture: type });
   return { metadata: { name }, spec: { ...spec, ...tableValues(flags) } };

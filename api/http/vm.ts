@@ -138,13 +138,6 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
 /** TypeScript type of the fields of a request. */
 export type MachineRequest = z.infer<z.ZodObject<ReturnType<typeof machineRequestFields>>>;
 
-/** Returns false if a request names both an image and an ISO. */
-export function isOneSource({ image, iso }: Pick<MachineRequest, 'image' | 'iso'>): boolean {
-  return image === undefined || iso === undefined;
-}
-
-export const ONE_SOURCE = { error: 'at most one of image and iso may be given', path: ['iso'] };
-
 /** Returns false if a request asks for hosts with its tag only, but names no tag. */
 export function hasRequiredTag({ tag, tagRequired }: Pick<MachineRequest, 'tag' | 'tagRequired'>): boolean {
   return tagRequired !== true || tag !== undefined;
@@ -320,7 +313,6 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
         .optional()
         .meta({ description: `Labels of the VM, at most ${LABELS}.`, maxProperties: LABELS }),
     })
-    .refine(isOneSource, ONE_SOURCE)
     .refine(isOneUserData, ONE_USER_DATA)
     .refine(hasRequiredTag, NEEDS_TAG)
     .refine(

@@ -4,11 +4,9 @@ import type { DisplayDpiMaximum } from '../v1alpha1/fields.ts';
 import { LABEL, objectName, text } from '../v1alpha1/schema.ts';
 import {
   hasRequiredTag,
-  isOneSource,
   isOneUserData,
   machineRequestFields,
   NEEDS_TAG,
-  ONE_SOURCE,
   ONE_USER_DATA,
   shownMachineFields,
   vmRequestFields,
@@ -51,11 +49,10 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
       ...machineRequestFields(dpiMaximum),
       systemSerial: vmRequestFields(dpiMaximum).systemSerial,
     })
-    .refine(isOneSource, ONE_SOURCE)
     .refine(isOneUserData, ONE_USER_DATA)
     .refine(hasRequiredTag, NEEDS_TAG)
     .refine(({ image, iso }) => image !== undefined || iso !== undefined, {
-      error: 'exactly one of image and iso must be given',
+      error: 'at least one of image and iso must be given',
       path: ['image'],
     })
     .refine(({ systemSerial }) => systemSerial === undefined, {

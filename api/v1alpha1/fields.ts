@@ -90,10 +90,11 @@ export const VM_FIELDS = {
   },
   iso: {
     type: 'image',
-    description: 'ISO for booting.',
+    description:
+      'ISO in a read-only drive. The machine boots from the ISO if its disk does not boot. Without an image, the disk is empty.',
     isInConfig: true,
     http: 'iso',
-    flag: ['--iso <image>', 'ISO for booting'],
+    flag: ['--iso <image>', 'ISO in a drive, from which the VM boots if its disk does not boot'],
   },
   imagePullSecrets: {
     type: 'structured',

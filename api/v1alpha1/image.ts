@@ -55,7 +55,7 @@ const imageSourceSchema = z
   .meta(
     documented(
       'Source of the image. Exactly one field must be set. Immutable.',
-      oneOf(Object.keys(sourceFields), true),
+      oneOf(Object.keys(sourceFields)),
     ),
   );
 

@@ -76,7 +76,7 @@ const imageCacheEntrySpecSchema = z
   .meta(
     documented(
       'An image and the hosts that keep it.',
-      oneOf(['reference', 'imageRef'], true),
+      oneOf(['reference', 'imageRef']),
       ...immutable('reference', 'imageRef'),
     ),
   );

@@ -24,7 +24,7 @@ const isoSourceSchema = z
   .meta(
     documented(
       'Source of the ISO. Exactly one field must be set. Immutable.',
-      oneOf(Object.keys(sourceFields), true),
+      oneOf(Object.keys(sourceFields)),
     ),
   );
 

@@ -105,13 +105,13 @@ export function immutable(...fields: string[]): CelRule[] {
   }));
 }
 
-/** Returns a CEL rule for an object with these `fields`: at most one of them may be set, or exactly one if `required` is true. */
-export function oneOf(fields: readonly string[], required: boolean): CelRule {
+/** Returns a CEL rule for an object with these `fields`: exactly one of them must be set. */
+export function oneOf(fields: readonly string[]): CelRule {
   const set = fields.map((field) => `has(self.${field})`).join(', ');
   const names = `${fields.slice(0, -1).join(', ')} and ${fields.at(-1)}`;
   return {
-    rule: `[${set}].filter(x, x).size() ${required ? '==' : '<='} 1`,
-    message: required ? `exactly one of ${names} must be set` : `at most one of ${names} may be set`,
+    rule: `[${set}].filter(x, x).size() == 1`,
+    message: `exactly one of ${names} must be set`,
   };
 }
 

@@ -119,7 +119,7 @@ const controllerSchema = z
       'Name of a Secret in berth-system of the type kubernetes.io/basic-auth, with the keys username and password. IPMI needs it. Berth sends the password of a webhook only over https://.',
     ).optional(),
   })
-  .meta(documented('Controller of the power of the server.', oneOf(Object.keys(controllers), true)));
+  .meta(documented('Controller of the power of the server.', oneOf(Object.keys(controllers))));
 export type ServerController = z.infer<typeof controllerSchema>;
 
 const policySchema = z

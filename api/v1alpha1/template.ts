@@ -26,7 +26,6 @@ import {
   memoryQuantity,
   namespaceName,
   objectName,
-  oneOf,
   text,
   timestamp,
 } from './schema.ts';
@@ -222,4 +221,3 @@ export const ONE_USER_DATA: CelRule = {
   rule: '!(has(self.userData) && has(self.userDataSecretRef))',
   message: 'at most one of userData and userDataSecretRef may be set',
 };
-export const IMAGE_OR_ISO: CelRule = oneOf(['image', 'iso'], false);

@@ -13,7 +13,7 @@ import {
   wide,
 } from './kind.ts';
 import { atLeast, type CelRule, documented, immutable } from './schema.ts';
-import { IMAGE_OR_ISO, ONE_USER_DATA, PORTS_NEED_NAT, vmShape } from './template.ts';
+import { ONE_USER_DATA, PORTS_NEED_NAT, vmShape } from './template.ts';
 import { type VMStatus, vmStatusSchema } from './vmstatus.ts';
 
 const HAS_SOURCE: CelRule = {
@@ -42,7 +42,6 @@ function vmSpec(dpiMaximum: DisplayDpiMaximum) {
       documented(
         `Desired machine. These fields can be changed: ${mutableNames()}.`,
         HAS_SOURCE,
-        IMAGE_OR_ISO,
         PORTS_NEED_NAT,
         ONE_USER_DATA,
         DISK_GROWS,

@@ -3,7 +3,7 @@ import * as z from 'zod';
 import type { DisplayDpiMaximum } from './fields.ts';
 import { AGE_COLUMN, type ApiObject, column, type KindContent, nameRule, wide } from './kind.ts';
 import { documented } from './schema.ts';
-import { configShape, IMAGE_OR_ISO, ONE_USER_DATA, PORTS_NEED_NAT } from './template.ts';
+import { configShape, ONE_USER_DATA, PORTS_NEED_NAT } from './template.ts';
 
 /** Returns the schema of a VMConfig's spec. `dpiMaximum` is the largest allowed DPI of the display. */
 function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
@@ -12,7 +12,6 @@ function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
     .meta(
       documented(
         'Values for VMs that name this VMConfig. If a VM sets the same field, the value of the VM is used.',
-        IMAGE_OR_ISO,
         PORTS_NEED_NAT,
         ONE_USER_DATA,
       ),

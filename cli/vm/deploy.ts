@@ -94,9 +94,6 @@ function check({ image, iso, config, timeout, ...keys }: DeployFlags): void {
   if (image === undefined && iso === undefined && config === undefined) {
     throw new CommandError('Name the source of the VM: --image, --iso or --config', EXIT.usage);
   }
-  if (image !== undefined && iso !== undefined) {
-    throw new CommandError('Use only one of --image and --iso', EXIT.usage);
-  }
   checkKeys(keys);
   if (timeout !== undefined && (timeout < 1 || timeout > DEPLOY_MINUTES_MAXIMUM)) {
     throw new CommandError(
@@ -131,8 +128,8 @@ const OWN_KEYS = ['id_ed25519.pub', 'id_ecdsa.pub', 'id_rsa.pub'];
 
 /**
  * Returns the public SSH keys of the VM. If the flags name no key, and neither does the VM config, the result is the user's own key, and a
- * line on the error stream names its file. A VM that boots from an ISO, or whose VM config or Image says that the guest is not Linux, gets no
- * key by itself, because nothing in such a guest would read the key, and the VM would wait for an SSH server.
+ * line on the error stream names its file. A VM with an ISO, or whose VM config or Image says that the guest is not Linux, gets no key by
+ * itself, because an installer would not read the key, and the VM would wait for an SSH server.
  *
  * @throws ApiError when the API server does not give the VM config or the Image.
  */

@@ -21,6 +21,10 @@ const failed = (reason: string, message: string) =>
   vm({ phase: 'Failed', failure: { reason, message, time: TIME } });
 const waits = (type: string, reason: string, message: string) =>
   vm({ phase: 'Pulling', nodeName: 'h1', conditions: [condition(type, 'False', reason, message)] });
+const stored = (kind: string, name: string, ready: string) => {
+  const conditions = [condition('Ready', ready, 'DiskFull', 'no room')];
+  return { kind, metadata: { name }, status: { conditions } } as never;
+};
 
 /** Pod that asks for an arm64 host with a tag. */
 const TAGGED = {
@@ -196,10 +200,7 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
     'an image that is not ready',
     {
       vm: waits('ImageReady', 'ImageNotReady', 'Image base has no content'),
-      image: {
-        metadata: { name: 'base' },
-        status: { conditions: [condition('Ready', 'False', 'DiskFull', 'no room')] },
-      } as never,
+      images: [stored('ISO', 'tools', 'True'), stored('Image', 'base', 'False')],
     },
     step('image', 'ImageNotReady', /^Read the condition’s message, and look at the status/),
   ],
@@ -269,16 +270,14 @@ it('says that the guest has powered itself off only if the host says so', () => 
   expect(starts).not.toHaveProperty('reason');
 });
 
-it('adds the words of the Image, and passes on reasons that it does not know', () => {
+it('adds the words of the Image or ISO that is not ready, and passes on reasons that it does not know', () => {
   const [, seen] = CAUSES.find(([cause]) => cause.startsWith('an image')) ?? CAUSES[0]!;
   expect(diagnose(seen).message).toBe('Image base has no content. Image base: no room');
+  const disc = { ...seen, images: [stored('ISO', 'base', 'False')] };
+  expect(diagnose(disc).message).toBe('Image base has no content. ISO base: no room');
   const strange = diagnose({ vm: failed('FanBroken', 'too hot') });
-  expect(strange).toMatchObject({
-    area: 'machine',
-    reason: 'FanBroken',
-    message: 'too hot',
-    todo: ['Create the VM again'],
-  });
+  const known = { area: 'machine', reason: 'FanBroken', message: 'too hot' };
+  expect(strange).toMatchObject({ ...known, todo: ['Create the VM again'] });
   expect(strange).not.toHaveProperty('meaning');
 });
 

@@ -25,8 +25,8 @@ export type Area = (typeof AREAS)[number];
 export interface Seen {
   readonly vm: VM;
   readonly pod?: Pod | undefined;
-  /** Image or ISO that the VM names. */
-  readonly image?: Pick<StoredContent, 'metadata' | 'status'> | undefined;
+  /** Image and ISO that the VM names. */
+  readonly images?: readonly Pick<StoredContent, 'kind' | 'metadata' | 'status'>[];
   /** All Nodes. */
   readonly nodes?: readonly Node[] | undefined;
 }
@@ -266,17 +266,16 @@ function silentHost({ vm }: Seen): Problem | undefined {
   return ready !== undefined && HOST_REASONS.has(ready.reason) ? problemOf('host', ready) : undefined;
 }
 
-/** Returns the problem of the image. If the Image object is not ready, the message includes the Image's own message. */
-function missingImage({ vm, image }: Seen): Problem | undefined {
+/** Returns the problem of the image. If an Image or ISO is not ready, the message includes its own message. */
+function missingImage({ vm, images = [] }: Seen): Problem | undefined {
   const found = fault(vm, 'ImageReady', 'image');
-  const ready = image && conditionOf(image, 'Ready');
-  if (found === undefined || ready === undefined || ready.status === 'True') {
-    return found;
-  }
-  return {
-    ...found,
-    message: `${found.message}. Image ${image?.metadata.name}: ${ready.message || ready.reason}`,
-  };
+  const own = images.flatMap((image) => {
+    const ready = conditionOf(image, 'Ready');
+    return ready === undefined || ready.status === 'True'
+      ? []
+      : [`${image.kind} ${image.metadata.name}: ${ready.message || ready.reason}`];
+  });
+  return found && { ...found, message: [found.message, ...own].join('. ') };
 }
 
 /**

@@ -44,13 +44,15 @@ it('says of a running VM whether it is ready, where it is, how to log in and how
 });
 
 it('says of a VM without a host only what is known', () => {
-  expect(linesOf({ image: 'debian', memory: '2Gi', vnc: { enabled: false } }, {})).toEqual({
+  const spec = { image: 'debian', iso: 'tools', memory: '2Gi', vnc: { enabled: false } };
+  expect(linesOf(spec, {})).toEqual({
     Name: 'desk',
     Namespace: 'platform-a',
     Phase: 'Pending',
     Login: 'kubectl berth vm ssh desk',
     Screen: 'off',
     Image: 'debian',
+    ISO: 'tools',
     Memory: '2Gi',
   });
 });

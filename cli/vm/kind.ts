@@ -71,6 +71,7 @@ function pageOf(vm: VM, command: string): PageLine[] {
     ['Host', [item.node, item.ip && `at ${item.ip}`].filter(Boolean).join(' ')],
     ...accessLines(vm, command),
     ['Image', [item.image, status.image?.digest].filter(Boolean).join(' ')],
+    ['ISO', vm.spec.image === undefined ? undefined : vm.spec.iso],
     ['Config', vm.spec.configRef?.name],
     ...sizeLines(vm),
     ['Created by', item.owner],

@@ -67,31 +67,36 @@ function lastOf(events: readonly Event[]): Shown[] {
 async function seenOf(cluster: UserCluster, vm: VM, signal: AbortSignal): Promise<Seen> {
   const { client, namespace } = cluster;
   const { name } = vm.metadata;
-  const [pod, image, nodes] = await Promise.all([
+  const [pod, images, nodes] = await Promise.all([
     ifReadable(client.get(PODS, { namespace, name }, { signal })),
-    imageOf(cluster, vm, signal),
+    imagesOf(cluster, vm, signal),
     ifReadable(client.list(NODES, { signal })),
   ]);
-  return { vm, pod, image, nodes: nodes?.items };
+  return { vm, pod, images, nodes: nodes?.items };
 }
 
 /**
- * Returns the Image or ISO that the VM names. The result is undefined if the VM names an image of a registry, or takes its image from a VM
- * config.
+ * Returns the Image and the ISO that the VM names. The result has none that the VM names in a registry, or takes from a VM config, or that
+ * the user cannot read.
  */
-async function imageOf(
+async function imagesOf(
   cluster: UserCluster,
-  { spec: { image, iso } }: VM,
+  { spec }: VM,
   signal: AbortSignal,
-): Promise<Seen['image']> {
-  const name = image ?? iso ?? '';
-  if (name === '' || isImageReference(name)) {
-    return undefined;
-  }
-  return await undefinedIf(
-    (error) => error instanceof CommandError || isForbidden(error),
-    findNamed(cluster, image === undefined ? ISO_KIND : IMAGE_KIND, name, signal),
+): Promise<NonNullable<Seen['images']>> {
+  const named = [
+    { kind: IMAGE_KIND, name: spec.image },
+    { kind: ISO_KIND, name: spec.iso },
+  ];
+  const found = named.map(async ({ kind, name }) =>
+    name === undefined || isImageReference(name)
+      ? undefined
+      : await undefinedIf(
+          (error) => error instanceof CommandError || isForbidden(error),
+          findNamed(cluster, kind, name, signal),
+        ),
   );
+  return (await Promise.all(found)).filter((object) => object !== undefined);
 }
 
 async function ifReadable<T>(asked: Promise<T>): Promise<T | undefined> {

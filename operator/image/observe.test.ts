@@ -104,8 +104,8 @@ describe('the deletion of an Image or ISO', () => {
   ];
 
   /** Returns the names of the VMs for which the deletion of the object waits. */
-  function awaited(kind: 'Image' | 'ISO', name: string): readonly string[] {
-    const object = image('platform-ci', name, EMPTY);
+  function awaited(kind: 'Image' | 'ISO', name: string, namespace = 'platform-ci'): readonly string[] {
+    const object = image(namespace, name, EMPTY);
     const deleted = { ...object, metadata: { ...object.metadata, deletionTimestamp: 'now' } };
     const none = {
       jobs: holding([]),
@@ -127,6 +127,11 @@ describe('the deletion of an Image or ISO', () => {
     expect(awaited('ISO', 'desktop')).toEqual(['disc', 'configured', 'pinned']);
     expect(awaited('ISO', 'tools')).toEqual(['both']);
     expect(awaited('Image', 'tools')).toEqual([]);
+  });
+
+  it('waits for VMs with an ISO of the default namespace beside their image', () => {
+    expect(awaited('ISO', 'tools', 'platform-default')).toEqual(['both']);
+    expect(awaited('ISO', 'tools', 'platform-other')).toEqual([]);
   });
 });
 

@@ -96,7 +96,7 @@ export function observeImage(
         ? []
         : vms.cache
             .list()
-            .filter((vm) => isDeploying(vm) && names(vm, kind, object))
+            .filter((vm) => isDeploying(vm) && names(vm, { kind, config }, object))
             .map(({ metadata }) => metadata.name),
     credentials: [],
     isDedicated: () => onlyOwnHosts(sources, namespace),
@@ -138,10 +138,18 @@ function isDeploying({ status }: VM): boolean {
  * Returns true if the VM's spec names the Image or ISO. Also returns true if the VM's status shows that its machine was created from this
  * object.
  */
-function names(vm: VM, kind: ObservedImage['kind'], object: Image | ISO): boolean {
+function names(
+  vm: VM,
+  { kind, config }: Pick<ImageSources, 'kind' | 'config'>,
+  object: Image | ISO,
+): boolean {
   const { name, namespace } = object.metadata;
   const named = kind === 'ISO' ? vm.spec.iso : vm.spec.image;
-  return (named === name && vm.metadata.namespace === namespace) || isMadeFrom(vm, kind, object);
+  // The status of a VM with both shows only the Image. Therefore its spec alone shows an ISO of the default namespace.
+  const isShared = kind === 'ISO' && vm.spec.image !== undefined && namespace === config.namespaces.default;
+  return (
+    (named === name && (vm.metadata.namespace === namespace || isShared)) || isMadeFrom(vm, kind, object)
+  );
 }
 
 function isMadeFrom({ spec, status }: VM, kind: ObservedImage['kind'], object: Image | ISO): boolean {

@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
+import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
@@ -207,6 +208,21 @@ it('the image or ISO of a VMConfig is used by a VM that names neither', () => {
   expect([image?.containerImage, iso]).toEqual(['registry.example/guest:1', undefined]);
   const disc = resolved(spec, { iso: 'installer' });
   expect([disc.image, disc.iso?.name]).toEqual([undefined, 'berth.dev/platform-default/installer']);
+});
+
+it('an image and an ISO together come from one source, and are the disk and the ISO of the machine', () => {
+  const image = 'registry.example/guest:1';
+  const both = { image, iso: 'installer' };
+  const iso = 'berth.dev/platform-default/installer';
+  for (const found of [resolved(both), resolved({ configRef: { name: 'shared' } }, both)]) {
+    expect([found.image?.containerImage, found.iso?.name]).toEqual([image, iso]);
+  }
+  const desktop = { ...INSTALLER, spec: { ...INSTALLER.spec, imagePullSecrets: [{ name: 'disks' }] } };
+  const images = { image: () => desktop as unknown as Image };
+  const { imagePullSecrets } = resolved({ image: 'desktop', iso: 'installer' }, undefined, [], images);
+  expect(imagePullSecrets).toEqual([{ name: 'disks' }, { name: 'regcred' }]);
+  const own = resolved({ configRef: { name: 'shared' }, image: 'registry.example/own:1' }, both);
+  expect([own.image?.containerImage, own.iso]).toEqual(['registry.example/own:1', undefined]);
 });
 
 it('network mode Bridge is refused until a network driver supports it, from a VM or a VMConfig', () => {

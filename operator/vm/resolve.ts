@@ -93,9 +93,8 @@ export function resolve(observed: ObservedVM): Resolved | Unresolved {
   if ('reason' in images) {
     return images;
   }
-  const { image, iso, imageObject, isoObject } = images;
-  const named = [imageLayer(imageObject), imageLayer(isoObject)];
-  const layers = [spec, { ...config?.spec }, ...named, observed.config.defaults];
+  const { image, iso, imageObject } = images;
+  const layers = [spec, { ...config?.spec }, ...imageLayers(images), observed.config.defaults];
   const resolved: Resolved = {
     image,
     iso,
@@ -108,12 +107,12 @@ export function resolve(observed: ObservedVM): Resolved | Unresolved {
   return networkFault(observed, resolved) ?? resolved;
 }
 
-function imageLayer(image: Image | ISO | undefined): Layer {
-  if (image === undefined) {
-    return {};
-  }
-  const { architecture, os, imagePullSecrets } = image.spec;
-  return { architecture, os, imagePullSecrets };
+/** Returns the settings from the Image and the ISO. A VM with both needs the pull secrets of both. */
+function imageLayers({ imageObject, isoObject }: ResolvedImages): Layer[] {
+  const specs = [imageObject, isoObject].flatMap((object) => (object === undefined ? [] : [object.spec]));
+  const secrets = specs.flatMap(({ imagePullSecrets = [] }) => imagePullSecrets);
+  const imagePullSecrets = secrets.length === 0 ? undefined : secrets;
+  return specs.map(({ architecture, os }) => ({ architecture, os, imagePullSecrets }));
 }
 
 /**

@@ -109,7 +109,6 @@ it.each([
   { image: 'a', userData: 'a', userDataSecretRef: { name: 'a', key: 'b' } },
   { image: 'a', userDataSecretRef: 'plain text' },
   { image: 'a', sshAuthorizedKeys: ['-----BEGIN OPENSSH PRIVATE KEY-----'] },
-  { image: 'a', iso: 'b' },
   { image: 'a', name: 'Upper' },
   { image: 'a', name: '1st' },
   { image: 'a', name: 'x'.repeat(64) },
@@ -125,6 +124,10 @@ it.each([
   { vmConfig: 'c', tag: '', tagRequired: true },
 ])('refuses %j', (body) => {
   expect(SCHEMA.safeParse(normalizeBody(SCHEMA, body)).success).toBe(false);
+});
+
+it('accepts an image and an ISO together', () => {
+  expect(vm({ image: 'a', iso: 'b' }).spec).toEqual({ image: 'a', iso: 'b' });
 });
 
 it.each([

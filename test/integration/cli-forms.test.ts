@@ -307,7 +307,7 @@ describe('create', () => {
       [4, expect.stringContaining('iso "absent" not found')],
       [2, expect.stringContaining('"Bad_Name"')],
       [2, expect.stringContaining('Give the name of the image, or a file with -f')],
-      [2, expect.stringContaining('either --image or --iso')],
+      [2, expect.stringContaining('--image, --iso or both')],
       [1, expect.stringMatching(/--display-width: .*9[^]*--memory: .*1Mi/)],
       [1, expect.stringContaining('"ci" already exists')],
       [1, expect.stringMatching(/^error: the name: .*50/)],

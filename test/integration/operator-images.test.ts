@@ -243,13 +243,16 @@ describe('an ISO', () => {
     expect(stdout).toMatch(/^other-installer +Ready .*Setup of the desktop/m);
   });
 
-  it('of a shared file goes to the host as it is', async () => {
+  it('of a shared file goes to the host as it is, also beside an image', async () => {
     const source = { sharedFile: { path: 'discs/setup.iso' } };
     await cluster
       .client()
       .create(ISOS, { metadata: { name: 'disc', namespace: NAMESPACE }, spec: { source } });
-    await vms.create('shared', { iso: 'disc', diskSize: '40Gi', powerState: 'Stopped' });
-    expect((await machineOf('shared')).iso).toEqual({ type: 'sharedFile', path: 'discs/setup.iso' });
+    await vms.create('shared', { image: PINNED, iso: 'disc', powerState: 'Stopped' });
+    expect(await machineOf('shared')).toMatchObject({
+      image: { type: 'registry', reference: PINNED },
+      iso: { type: 'sharedFile', path: 'discs/setup.iso' },
+    });
     await vms.delete('shared');
     await vms.waitUntilGone('shared');
   });

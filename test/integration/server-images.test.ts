@@ -114,7 +114,7 @@ it('makes a VM config from the request of a client that sends its empty fields t
 });
 
 it('shows the VM configs of the default namespace in another one, except to users without rights there', async () => {
-  const config = (image: string, memory: number) => ({ name: 'both', image, cpu: 2, memory });
+  const config = (image: string, memory: number) => ({ name: 'both', image, iso: 'disc', cpu: 2, memory });
   await post(`${shared}/vmconfigs`, config('shared', 4.8));
   await post(`${shared}/vmconfigs`, { ...config('shared', 8), name: 'shared' });
   await post(`${namespace}/vmconfigs`, config('own', 16));
@@ -139,8 +139,7 @@ it('refuses a VM config outside the bounds in words that name field, value and b
     [{ displayDPI: 300 }, 422, 'displayDPI: must be from 60 to 240, not 300'],
     [{ memory: -1 }, 422, 'memory: must be from 0.1 to 16384, not -1'],
     [{ cpu: 'two' }, 400, 'cpu'],
-    [{ iso: 'disc' }, 422, 'iso: at most one of image and iso may be given'],
-    [{ image: '' }, 422, 'image: exactly one of image and iso must be given'],
+    [{ image: '' }, 422, 'image: at least one of image and iso must be given'],
     [{ systemSerial: 'SERIAL-1' }, 422, 'systemSerial: belongs to a single VM'],
     [{ gpuPassthrough: true }, 422, 'gpuPassthrough: GPU passthrough is not offered'],
     [{ name: 'n'.repeat(51) }, 422, 'name'],

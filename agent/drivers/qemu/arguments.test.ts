@@ -134,4 +134,5 @@ it.each([
   const found = all.find((one) => one.includes('"iso"')) ?? '{}';
   const read = { 'read-only': true, file: { driver: 'file', filename: '/store/iso' } };
   expect(JSON.parse(found)).toMatchObject({ 'node-name': 'iso', ...read, ...node });
+  expect(all.find((one) => one.includes('drive=iso'))).toMatch(/,bootindex=1$/);
 });

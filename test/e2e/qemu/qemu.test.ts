@@ -175,11 +175,15 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     await machine.driver.delete(other);
   });
 
-  it('boots from an ISO that the image storage keeps as a qcow2 file', async () => {
+  it('boots from an ISO that the image storage keeps as a qcow2 file, if its image does not boot', async () => {
+    const path = join(machine.host.directory, 'blank.qcow2');
+    const virtualSizeBytes = 1024 ** 2;
+    execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', path, String(virtualSizeBytes)]);
+    const blank = { ...base, path, virtualSizeBytes };
     const other = folderOf(machine.host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0006');
     const guest = { ...machine.plan.guest, iso: { path: base.path, format: 'qcow2' as const } };
-    const installing: VmLaunchPlan = { ...machine.plan, guest: { ...guest, diskSizeBytes: 1024 ** 2 } };
-    await machine.driver.create(other, installing, undefined);
+    const installing: VmLaunchPlan = { ...machine.plan, guest };
+    await machine.driver.create(other, installing, blank);
     await machine.driver.start(other, installing);
     expect(await machine.page()).toMatchObject({ boots: '1' });
     await machine.driver.delete(other);
