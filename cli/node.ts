@@ -142,8 +142,10 @@ const COLUMNS: readonly Column<NodeItem>[] = [
   { header: 'SLOTS', value: ({ slotsFree, slots }) => `${slotsFree}/${slots}` },
   { header: 'ARCHITECTURE', value: ({ architecture }) => architecture },
   { header: 'TAGS', value: ({ tags }) => tags.join(',') },
+  { header: 'REASON', value: ({ reason }) => reason },
   { header: 'AGENT', value: ({ versions }) => versions.agent, isWide: true },
   { header: 'OS', value: ({ versions }) => versions.os, isWide: true },
+  { header: 'MESSAGE', value: ({ message }) => message, isWide: true },
 ];
 
 /**

@@ -36,7 +36,8 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
       schema: {
         summary:
           'List the hosts that VMs of a namespace can run on: its own and, unless it is dedicated to them, the shared ones',
-        description: 'Each item has the free and the total resources of a host, its tags and its versions.',
+        description:
+          'Each item has the free and the total resources of a host, its tags and its versions. A host that takes no VMs has a reason and a message.',
         roles: MEMBERS,
         tags,
         params: namespaceParams,

@@ -1,5 +1,15 @@
 /** Reads facts about hosts from their Nodes and Pods, and makes their items, for the HTTP API and the `berth` command. */
-import { HOST_MARK, HOST_VALUE, SLOT_RESOURCE, WORKLOAD_LABEL } from '../v1alpha1/names.ts';
+import {
+  CORDONED_FOR_ANNOTATION,
+  DEDICATED_KEY,
+  HOST_KEY,
+  HOST_MARK,
+  HOST_VALUE,
+  NAT_READY_CONDITION,
+  NAT_TAINT,
+  SLOT_RESOURCE,
+  WORKLOAD_LABEL,
+} from '../v1alpha1/names.ts';
 import { parseBytes } from '../v1alpha1/quantity.ts';
 import { agentVersion } from '../v1alpha1/version.ts';
 import { tagsOf } from '../v1alpha1/hosts.ts';
@@ -7,10 +17,18 @@ import type { NodeItem } from './node.ts';
 
 /** The fields of a Node that the code in this folder uses. */
 export interface HostNode {
-  readonly metadata: { readonly name: string; readonly labels?: Readonly<Record<string, string>> };
+  readonly metadata: {
+    readonly name: string;
+    readonly labels?: Readonly<Record<string, string>>;
+    readonly annotations?: Readonly<Record<string, string>>;
+  };
+  readonly spec?: {
+    readonly unschedulable?: boolean;
+    readonly taints?: readonly { readonly key: string; readonly effect: string }[];
+  };
   readonly status?: {
     readonly allocatable?: Readonly<Record<string, string>>;
-    readonly conditions?: readonly { readonly type: string; readonly status: string }[];
+    readonly conditions?: readonly HostCondition[];
     readonly addresses?: readonly { readonly type: string; readonly address: string }[];
     readonly nodeInfo?: {
       readonly architecture?: string;
@@ -19,6 +37,13 @@ export interface HostNode {
     };
     readonly images?: readonly CachedContent[];
   };
+}
+
+interface HostCondition {
+  readonly type: string;
+  readonly status: string;
+  readonly reason?: string;
+  readonly message?: string;
 }
 
 /** Image in the store of a host. */
@@ -70,6 +95,7 @@ export function nodeItem(node: HostNode, pods: readonly HostPod[], namespace: st
     allocatableGpu: 0,
     nodeType: 'WORKER',
     phase: isReady(node) ? 'READY' : 'NOT READY',
+    ...closureOf(node),
     tags: tagsOf(node),
     architecture: nodeInfo.architecture ?? metadata.labels?.['kubernetes.io/arch'],
     slots,
@@ -81,8 +107,76 @@ export function nodeItem(node: HostNode, pods: readonly HostPod[], namespace: st
   };
 }
 
-function isReady({ status }: HostNode): boolean {
-  return status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True') === true;
+function isReady(node: HostNode): boolean {
+  return conditionOf(node, 'Ready')?.status === 'True';
+}
+
+function conditionOf({ status }: HostNode, wanted: string): HostCondition | undefined {
+  return status?.conditions?.find(({ type }) => type === wanted);
+}
+
+/** Conditions of a host that can close it for new VMs, each with the status that closes the host. */
+const CLOSING: Readonly<Record<string, 'True' | 'False'>> = {
+  Ready: 'False',
+  DiskPressure: 'True',
+  [NAT_READY_CONDITION]: 'False',
+};
+/** Taints that VMs tolerate, or whose cause a condition or the cordon of the host tells. */
+const KNOWN_TAINTS: ReadonlySet<string> = new Set([
+  HOST_KEY,
+  DEDICATED_KEY,
+  NAT_TAINT,
+  'node.kubernetes.io/not-ready',
+  'node.kubernetes.io/unreachable',
+  'node.kubernetes.io/unschedulable',
+  'node.kubernetes.io/disk-pressure',
+]);
+
+/** Reports whether {@link nodeItem} reads conditions of this type. */
+export function isHostCondition(type: string): boolean {
+  return CLOSING[type] !== undefined;
+}
+
+/** Returns why the host takes no VMs: the reason of the first cause, and all causes. The result is empty if the host takes VMs. */
+function closureOf(node: HostNode): Pick<NodeItem, 'reason' | 'message'> {
+  const causes = [...powerCauses(node), ...conditionCauses(node), ...taintCauses(node)];
+  const [first] = causes;
+  return first === undefined
+    ? {}
+    : { reason: first.reason, message: causes.map(({ message }) => message).join('. ') };
+}
+
+interface Cause {
+  readonly reason: string;
+  readonly message: string;
+}
+
+const SILENT: Cause = { reason: 'HostUnreachable', message: 'The host does not report' };
+const CORDONED: Cause = { reason: 'Cordoned', message: 'An administrator has cordoned the host' };
+
+/** Returns why the host does not run, or may get no VMs. A host that Berth switches off is cordoned, and does not report. */
+function powerCauses(node: HostNode): Cause[] {
+  const server = node.metadata.annotations?.[CORDONED_FOR_ANNOTATION];
+  if (server !== undefined) {
+    return [{ reason: 'SwitchedOff', message: `The Server ${server} is switched off, or will be soon` }];
+  }
+  return [
+    ...(conditionOf(node, 'Ready')?.status === 'False' || isReady(node) ? [] : [SILENT]),
+    ...(node.spec?.unschedulable === true ? [CORDONED] : []),
+  ];
+}
+
+function conditionCauses(node: HostNode): Cause[] {
+  return Object.entries(CLOSING).flatMap(([type, closing]) => {
+    const { status, reason = type, message } = conditionOf(node, type) ?? {};
+    return status === closing ? [{ reason, message: message || reason }] : [];
+  });
+}
+
+function taintCauses({ spec }: HostNode): Cause[] {
+  const hard = (spec?.taints ?? []).filter(({ effect }) => effect !== 'PreferNoSchedule');
+  const unknown = hard.filter(({ key }) => !KNOWN_TAINTS.has(key));
+  return unknown.map(({ key }) => ({ reason: 'Tainted', message: `The host has the taint ${key}` }));
 }
 
 function usedOf(pods: readonly HostPod[]): { cpu: number; memory: number; slots: number } {

@@ -20,6 +20,10 @@ export const nodeItemSchema = z
     allocatableGpu: z.int(),
     nodeType: z.enum(['WORKER']),
     phase: z.enum(['READY', 'NOT READY']),
+    reason: z.string().optional().meta({
+      description: 'Reason in one word why the host takes no VMs. Absent if it takes VMs.',
+    }),
+    message: z.string().optional().meta({ description: 'All causes why the host takes no VMs.' }),
     tags: z.array(z.string()),
     architecture: z.string().optional(),
     slots: z

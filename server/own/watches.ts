@@ -1,7 +1,8 @@
 /** Watches the Nodes of hosts, the Pods on hosts and namespaces, with the server's own identity. */
 import type { Logger } from 'pino';
 import { listedImages } from '../../api/v1alpha1/reference.ts';
-import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
+import { CORDONED_FOR_ANNOTATION, HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
+import { isHostCondition } from '../../api/http/host.ts';
 import { keepFields } from '../../kube/objects.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { NAMESPACES, type Namespace, NODES, type Node, PODS, type Pod } from '../../kube/core.ts';
@@ -94,9 +95,15 @@ export class ServerWatches {
 /** Removes fields that no answer shows, for example conditions whose times an agent updates again and again. */
 function trimNode({ metadata, status = {}, ...node }: Node): Node {
   const { capacity: _capacity, conditions = [], images, ...rest } = status;
-  const ready = conditions.filter(({ type }) => type === 'Ready');
-  const { annotations: _annotations, ...kept } = metadata;
-  return { ...node, metadata: kept, status: { ...rest, conditions: ready, images: listedImages(images) } };
+  const shown = conditions
+    .filter(({ type }) => isHostCondition(type))
+    .map((condition) => keepFields(condition, ['type', 'status', 'reason', 'message']));
+  const { annotations = {}, ...kept } = metadata;
+  return {
+    ...node,
+    metadata: { ...kept, annotations: keepFields(annotations, [CORDONED_FOR_ANNOTATION]) },
+    status: { ...rest, conditions: shown, images: listedImages(images) },
+  };
 }
 
 /** Keeps only the fields of a Pod that the server reads. */

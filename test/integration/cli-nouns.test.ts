@@ -159,6 +159,16 @@ describe('node', () => {
     const asMember = await json(['node', 'list', '--namespace', namespace]);
     expect(asMember).toMatchObject([{ name: 'bare', namespace, phase: 'READY', slots: 4, slotsFree: 4 }]);
     expect(await jsonAsAdmin('node', 'list')).toEqual(asMember);
+    const full = { reason: 'DiskNearlyFull', message: 'The disk is nearly full' };
+    await bare.setCondition({ type: 'DiskPressure', status: 'True', ...full });
+    const shown = await waitFor('the HTTP API to say why the host takes no VMs', async () => {
+      const found = await json(['node', 'list', '--namespace', namespace]);
+      return JSON.stringify(found).includes(full.message) ? found : undefined;
+    });
+    expect(shown).toMatchObject([full]);
+    expect(await jsonAsAdmin('node', 'list')).toEqual(shown);
+    await bare.setCondition({ type: 'DiskPressure', status: 'False', reason: 'SufficientDisk' });
+    await bare.placeable();
     const { code, out, err } = await berth('node', 'get', 'bare', 'absent');
     expect([code, out]).toEqual([
       4,
