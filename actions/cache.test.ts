@@ -1,6 +1,8 @@
 import { describe, expect, it, vi } from 'vitest';
 import type { HostNode } from '../api/http/host.ts';
 import type { CacheTargets } from '../api/v1alpha1/cachetargets.ts';
+import { pause } from '../base/time.ts';
+import { ApiError } from '../kube/errors.ts';
 import { cacheAccess, cacheEntry, type CacheObjects } from '../test/fixtures/cacheaccess.ts';
 import {
   type CacheChange,
@@ -11,6 +13,8 @@ import {
   withoutHosts,
   withoutNames,
 } from './cache.ts';
+
+vi.mock(import('../base/time.ts'), { spy: true });
 
 const IMAGE = 'registry.example/team/image';
 const NORMALIZED = 'registry.example/team/image:latest';
@@ -185,6 +189,27 @@ describe('the entry', () => {
     }
     expect(await remove('mine', { nodes: ['a', 'b'] })).toEqual(patchOf([]));
     expect(await remove('cached-image', { tags: ['fast'] })).toMatchObject([{ patch: {} }]);
+  });
+
+  it('is read and written again after growing waits while others change it, and then no more', async () => {
+    const waits = vi.mocked(pause).mockResolvedValue();
+    const { access } = cacheAccess({ hosts: HOSTS, entries: [entryWith({ nodes: ['b'] })] });
+    const write = vi.spyOn(access.client, 'mergePatch');
+    const conflict = new ApiError('it has changed', { status: 409, reason: 'Conflict' });
+    write.mockRejectedValueOnce(conflict).mockRejectedValueOnce(conflict);
+    const change = { action: 'add', image: IMAGE, selection } as const;
+    expect(await changeCache(access, change)).toMatchObject({ items: [{ node: 'a', code: 200 }] });
+    expect([write, waits].map(({ mock }) => mock.calls.length)).toEqual([3, 2]);
+    write.mockRejectedValue(conflict);
+    const message = `Other clients are changing the cache of ${IMAGE}. Try again`;
+    await expect(changeCache(access, change)).rejects.toMatchObject({ kind: 'busy', message });
+    const all = waits.mock.calls.slice(2).map(([milliseconds]) => milliseconds);
+    expect(all).toHaveLength(9);
+    for (const [index, shortest] of [10, 20, 40, 80, 160, 250, 250, 250, 250].entries()) {
+      expect(all[index]).toBeGreaterThanOrEqual(shortest);
+      expect(all[index]).toBeLessThanOrEqual(2 * shortest);
+    }
+    waits.mockReset();
   });
 
   it('of another namespace is neither found nor changed', async () => {

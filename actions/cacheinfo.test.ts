@@ -66,6 +66,29 @@ it('shows an image without an entry only if everybody may fetch it, or if it is 
   ]);
 });
 
+it('finds the entry of a tag by the digest that hosts have of it, and not by an earlier one', async () => {
+  const spec = { reference: REFERENCE, targets: { nodes: ['has', 'waits'] } };
+  const nodes = [{ node: 'waits', state: 'Caching' }];
+  const former = `sha256:${'c'.repeat(64)}`;
+  const status = { digest: DIGEST, formerDigests: [former], nodes, holders: ['has', 'leaves'] };
+  const entries = [
+    cacheEntry({ reference: 'registry.example/other:1', targets: { all: true } }),
+    cacheEntry(spec, status),
+  ];
+  const old = { names: [contentName(former)] };
+  const hosts = [host('has', PRIVATE), host('waits'), host('leaves', PRIVATE), host('old', old)];
+  for (const name of [DIGEST, `registry.example/team/image@${DIGEST}`, `registry.example/copy:2@${DIGEST}`]) {
+    expect(await infoOf(name, { hosts, entries })).toEqual([
+      { node: 'has', status: 'ready', size: SIZE },
+      { node: 'waits', status: 'caching' },
+      { node: 'leaves', status: 'removing', size: SIZE },
+    ]);
+  }
+  for (const name of [former, `registry.example/team/image@${former}`]) {
+    expect(await infoOf(name, { hosts, entries })).toEqual([{ node: 'old', status: 'ready' }]);
+  }
+});
+
 it('shows no image of another namespace', async () => {
   const theirs = cacheEntry(
     { reference: REFERENCE, targets: { all: true } },

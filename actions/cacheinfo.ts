@@ -17,7 +17,7 @@ import type {
   ImageCacheEntryStatus,
   NodeCacheState,
 } from '../api/v1alpha1/imagecacheentry.ts';
-import { readReference, repositoryName } from '../api/v1alpha1/reference.ts';
+import { isSha256, readReference, repositoryName } from '../api/v1alpha1/reference.ts';
 import { IMAGES } from '../api/v1alpha1/resources.ts';
 import { undefinedIf } from '../base/errors.ts';
 import { isForbidden } from '../kube/errors.ts';
@@ -48,19 +48,18 @@ const STATES = ['Failed', 'Caching', 'Queued', 'Removing', 'Outdated'];
 
 /**
  * Returns the hosts of the namespace that have, fetch or remove the image. The name in the answer of an Image does not contain a namespace.
+ * A digest alone, or a reference with a digest, means exactly this content. Its entry may name the content by another reference.
  *
  * @throws ActionError when the reference is wrong, or there is no such Image; ApiError.
  */
 export async function cacheInfo(access: CacheAccess, image: string): Promise<CacheInfo> {
   const entries = await entriesOf(access);
+  if (isSha256(image)) {
+    return { image, items: infoItems(access.hosts, entryOf(entries, image), matcherOf(undefined, [image])) };
+  }
   const reference = checkedReference(image);
   if (reference !== undefined) {
-    const name = cachedReference(reference);
-    const entry = entryFor(entries, name);
-    return {
-      image: name,
-      items: infoItems(access.hosts, entry, matcherOf(name, entry === undefined ? [] : digestsOf(entry))),
-    };
+    return referenceInfo(access, entries, cachedReference(reference));
   }
   const object = await findImage(access, image);
   const namespaces = [object?.metadata.namespace, access.namespace, access.defaultNamespace];
@@ -75,10 +74,32 @@ export async function cacheInfo(access: CacheAccess, image: string): Promise<Cac
   return { image, items: infoItems(access.hosts, entry, matcherOf(undefined, digests)) };
 }
 
+function referenceInfo(
+  { hosts }: CacheAccess,
+  entries: readonly ImageCacheEntry[],
+  image: string,
+): CacheInfo {
+  const named = entryFor(entries, image);
+  const pinned = digestOf(image);
+  const entry = named ?? (pinned === undefined ? undefined : entryOf(entries, pinned));
+  const digests = named === undefined ? [] : digestsOf(named);
+  return { image, items: infoItems(hosts, entry, matcherOf(image, digests)) };
+}
+
+/** Returns the entry that keeps the content with this digest, or else one that is being deleted. */
+function entryOf(entries: readonly ImageCacheEntry[], digest: string): ImageCacheEntry | undefined {
+  return firstOf(entries.filter(({ status }) => status?.digest === digest));
+}
+
+/** Returns the digest in the reference; undefined if it has none. */
+function digestOf(reference: string): string | undefined {
+  const parts = readReference(reference);
+  return typeof parts === 'string' ? undefined : parts.digest;
+}
+
 /** Returns the digests by which hosts list the content of an Image. */
 function contentDigests({ status: { digest, content } = {} }: Image): string[] {
-  const parts = content?.reference === undefined ? '' : readReference(content.reference);
-  const pinned = typeof parts === 'string' ? undefined : parts.digest;
+  const pinned = content?.reference === undefined ? undefined : digestOf(content.reference);
   return [digest, pinned].filter((one) => one !== undefined);
 }
 
@@ -89,8 +110,7 @@ type Matcher = (name: string) => boolean;
 function matcherOf(reference: string | undefined, digests: readonly string[]): Matcher {
   // A host lists a reference in the spelling in which it was fetched, with or without the usual port of registries.
   const contents = new Set(digests.map(contentName));
-  const parts = reference === undefined ? '' : readReference(reference);
-  const pinned = typeof parts === 'string' ? undefined : parts.digest;
+  const pinned = reference === undefined ? undefined : digestOf(reference);
   if (pinned !== undefined) {
     contents.add(contentName(pinned));
   }

@@ -192,7 +192,8 @@ export type MachineStep =
   /** Fetch the image and create the disk. */
   | { kind: 'create' }
   | { kind: 'start' }
-  | { kind: 'stop'; graceMilliseconds: number }
+  /** End the machine. With `isDiscarded`, nothing of its disk is needed any more, so a hypervisor that hangs is killed soon. */
+  | { kind: 'stop'; graceMilliseconds: number; isDiscarded?: true }
   /** Pause the guest because the host's disk has too little free space. `unpause` lets the guest continue. */
   | { kind: 'pause' }
   | { kind: 'unpause' }

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it, type MockInstance, vi } from 'vitest';
-import type { MachineState } from '../drivers/driver.ts';
+import type { MachineState, StopOptions } from '../drivers/driver.ts';
 import type { PodHost } from './host.ts';
 import {
   newRecord,
@@ -32,7 +32,7 @@ const FIRST_WAIT_MILLISECONDS = 1_000;
 let directory: string;
 let machines: Machines;
 let runtime: Runtime;
-/** Steps that the driver was asked for. Each of them fails. */
+/** Steps that the driver was asked for: `discard` is a stop of a machine whose disk nobody needs. Each of them fails. */
 let asked: string[];
 let clock: MockInstance<() => number>;
 
@@ -44,7 +44,9 @@ beforeEach(() => {
     asked.push(name);
     throw new Error(`${name} failed`);
   };
-  const driver = { inspect: async () => RUNNING, suspend: failing('suspend'), stop: failing('stop') };
+  const stop = async (_folder: unknown, { discard }: StopOptions) =>
+    await failing(discard?.aborted === true ? 'discard' : 'stop')();
+  const driver = { inspect: async () => RUNNING, suspend: failing('suspend'), stop };
   const host = {
     records: new RecordStore(directory),
     drivers: new Map([['qemu', { driver, accelerators: [] }]]),
@@ -98,7 +100,16 @@ it('a step that failed does not delay a deletion, and a deletion that failed wai
   const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
   expect(await drive(deleted)).toMatchObject({ step: { kind: 'release' }, again: undefined });
   await expectWait('release', deleted);
-  expect(asked).toEqual(['suspend', 'stop']);
+  expect(asked).toEqual(['suspend', 'discard']);
+});
+
+it('a revert discards the machine first, and a stop does not', async () => {
+  const { desired } = WANTED;
+  const stopped = { ...WANTED, desired: { ...desired, powerState: 'Stopped' } as typeof desired };
+  await drive({ ...WANTED, desired: { ...desired, revertRequestedAt: '1' } as typeof desired });
+  clock.mockReturnValue(FIRST_WAIT_MILLISECONDS);
+  await drive(stopped);
+  expect(asked).toEqual(['discard', 'stop']);
 });
 
 it('a clock of the host that is set back does not lengthen the wait', async () => {

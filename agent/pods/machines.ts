@@ -205,6 +205,9 @@ export class Machines {
       changed: () => this.#changed(key),
     };
     discardIfDue(operation, wanted);
+    if ('isDiscarded' in step) {
+      operation.discard.abort();
+    }
     runtime.operation = operation;
     void STEPS[step.kind](this.#host, runtime, operation)
       .then(

@@ -212,7 +212,7 @@ function endOf(situation: Situation, now: number): MachineEnd {
 function towards(situation: Situation, desired: Desired, now: number): MachineStep {
   const { record, state } = situation;
   if (isPending(desired.revertRequestedAt, record.revertedAt)) {
-    return isAlive(state) ? { kind: 'stop', graceMilliseconds: 0 } : { kind: 'revert' };
+    return isAlive(state) ? { kind: 'stop', graceMilliseconds: 0, isDiscarded: true } : { kind: 'revert' };
   }
   if (desired.powerState === 'Running') {
     return towardsRunning(situation, desired, now);

@@ -91,7 +91,8 @@ function addReads(app: App, services: Services): void {
     {
       schema: {
         summary: 'List the hosts of a namespace that have an image',
-        description: 'Each item shows whether the image is ready on the host, and the reason if it failed.',
+        description:
+          'Each item shows whether the image is ready on the host, and the reason if it failed. The image can also be a digest (`sha256:…`): `imageId` in the list.',
         roles: MEMBERS,
         tags,
         params: imageParams,

@@ -178,7 +178,8 @@ export class QemuDriver implements DriverOfVMs {
   async revert(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
     const copies = this.#of(folder).copies;
     await copies.exclusively(async () => {
-      await this.#of(folder).machine.stop({ graceMilliseconds: 0 });
+      // Nothing of the disk is needed any more, so a hypervisor that hangs is killed soon.
+      await this.#of(folder).machine.stop({ graceMilliseconds: 0, discard: AbortSignal.abort() });
       await copies.tidy();
       await this.#make(folder, plan, base);
     });

@@ -8,8 +8,9 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import { identify } from '../../processes/process.ts';
-import type { MachineFolder } from '../driver.ts';
+import type { MachineFolder, VmPlan } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
+import { HostPlatforms } from './platform.ts';
 import { QemuState } from './state.ts';
 
 /** The agent looks once a second whether a process lives. A busy machine needs longer. */
@@ -19,6 +20,8 @@ const SOON_MILLISECONDS = 15_000;
 const ANSWER_MILLISECONDS = 30_000;
 /** The deletion of a machine promises this time. */
 const DELETION_MILLISECONDS = 2_000;
+/** Far less than a hypervisor gets to end, and enough on a busy machine. */
+const REVERT_MILLISECONDS = 5_000;
 
 let directory: string;
 let folder: MachineFolder;
@@ -101,6 +104,16 @@ describe('a hypervisor that hangs', () => {
     discard.abort();
     await stopped;
     expect(performance.now() - began).toBeLessThan(DELETION_MILLISECONDS);
+    expect(hypervisor.signalCode).toBe('SIGKILL');
+  });
+
+  it('is killed soon if its machine is reverted', async () => {
+    vi.spyOn(HostPlatforms.prototype, 'of').mockRejectedValue(new Error('no disk is made here'));
+    hangs = true;
+    const began = performance.now();
+    const plan = { guest: { vm: {} } } as unknown as VmPlan;
+    await expect(driver.revert(folder, plan, undefined)).rejects.toThrow('no disk is made here');
+    expect(performance.now() - began).toBeLessThan(REVERT_MILLISECONDS);
     expect(hypervisor.signalCode).toBe('SIGKILL');
   });
 
