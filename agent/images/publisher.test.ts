@@ -158,8 +158,10 @@ describe('a disk in the folder of the image storage', () => {
       await expect(fetch(published)).rejects.toMatchObject({ reason: 'DigestMismatch' });
     });
 
-    it('leaves no file if its memory does not have the stated size', async () => {
+    it('leaves no file if its memory does not have the stated size, or the disk cannot be stored', async () => {
       const memory = await givenMemory();
+      await rm(join(root, 'disk.raw'));
+      await expect(store(memory)).rejects.toThrow('disk.raw');
       await truncate(memory.ram, DISK_BYTES - 1);
       await expect(store(memory)).rejects.toMatchObject({ reason: 'ImageInvalid' });
       expect(await readdir(join(storageFolder, 'team'))).toEqual([]);

@@ -18,6 +18,7 @@ import { pushContainerDisk, writeRawDisk } from '../fixtures/vmimages.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const DISK_MEBIBYTES = 8;
+const MEBIBYTE = 1024 ** 2;
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
 const SHA256 = /^sha256:[0-9a-f]{64}$/;
 
@@ -225,6 +226,36 @@ describe('an image of a registry', () => {
     // A host of another architecture may have stored and labelled the image.
     const asArm = { name, architecture: 'arm64' as const };
     expect((await ensure(store, source, 'machine/d', asArm)).path).toBe(path);
+  });
+
+  it("has its memory only if it is from the cluster's own storage", async () => {
+    const credentialsFile = join(folder, 'storage.json');
+    await writeFile(credentialsFile, registry.dockerConfigJson());
+    const { host, caFile } = registry;
+    store = await openStore(data, [], { registries: [{ host, caFile, credentialsFile }] });
+    const about = { cpu: 2, memoryBytes: 4 * MEBIBYTE, key: 'b'.repeat(64), savedAt: '2026-11-30T06:00:00Z' };
+    const memory = { ...about, ram: join(folder, 'ram'), state: join(folder, 'state') };
+    const path = join(folder, 'disk');
+    await writeFile(path, chunkOf(200, MEBIBYTE));
+    await writeFile(memory.ram, Buffer.concat([Buffer.alloc(3 * MEBIBYTE), chunkOf(201, MEBIBYTE)]));
+    await writeFile(memory.state, chunkOf(202, MEBIBYTE));
+    const registries = registriesFor(registry);
+    const repository = repositoryOf(registries, registry, 'storage/warm');
+    const { digest } = await publishDisk(
+      { path, virtualSizeBytes: MEBIBYTE, memory, repository, tag: '1' },
+      { signal: new AbortController().signal, onBytes: () => undefined },
+    );
+    await registries.close();
+    const reference = `${host}/storage/warm@${digest}`;
+    const keyring = keyringOf(registry);
+    const disk = await ensure(store, reference, 'machine/a', { keyring });
+    expect(disk).toMatchObject({ untrustedMemory: true });
+    const warm = await ensure(store, { type: 'storedArtifact', reference }, 'machine/b');
+    expect(warm.memory).toMatchObject(about);
+    expect(await digestOf(warm.memory?.ram ?? '')).toBe(await digestOf(memory.ram));
+    expect(await digestOf(warm.memory?.state ?? '')).toBe(await digestOf(memory.state));
+    expect(await ensure(store, reference, 'machine/c', { keyring })).toEqual(disk);
+    expect(disk).not.toHaveProperty('memory');
   });
 
   it('whose tag has moved is fetched again on request, and its name moves with it', async () => {
