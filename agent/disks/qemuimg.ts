@@ -56,7 +56,11 @@ interface Options {
  * Creates a qcow2 file at `path` for a disk of `sizeBytes` bytes. Without `base`, the disk is blank. With `base`, the file is an overlay:
  * it shows the content of `base` and stores only the guest's writes. @throws ProgramError when qemu-img fails.
  */
-export async function createQcow2(path: string, sizeBytes: number, base?: BaseImage): Promise<void> {
+export async function createQcow2(
+  path: string,
+  sizeBytes: number,
+  base?: Pick<BaseImage, 'path' | 'format'>,
+): Promise<void> {
   // With `-u`, qemu-img does not open the base. It need not open the base, because the agent checked the base when it stored the image, and
   // the arguments state the disk's size.
   const backing = base === undefined ? [] : ['-u', '-F', base.format, '-b', base.path];

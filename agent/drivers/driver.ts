@@ -165,6 +165,20 @@ export interface DiskCopy {
   memory?: MemoryFiles;
 }
 
+/** Why a machine does not start from the memory of its image. */
+export type WarmStartObstacle = 'SizeDiffers' | 'KeyDiffers' | 'NotSupported' | 'RenewalFailed';
+
+/** Error for a machine that does not start from memory. The message is a sentence for the owner of the VM. */
+export class WarmStartRefused extends Error {
+  override readonly name = 'WarmStartRefused';
+  readonly reason: WarmStartObstacle;
+
+  constructor(reason: WarmStartObstacle, message: string) {
+    super(message);
+    this.reason = reason;
+  }
+}
+
 /** Error for a refused stream or command. The message is a sentence for the user who requested the stream or command. */
 export class StreamRefused extends Error {
   override readonly name = 'StreamRefused';
@@ -285,6 +299,19 @@ export interface DriverOfVMs extends Driver {
    * machine stays suspended. @throws ReasonedError when the machine does not resume.
    */
   resume(folder: MachineFolder, plan: LaunchPlan, signal?: AbortSignal): Promise<void>;
+  /**
+   * Starts a machine that has not run since its disk was made, from the memory of the disk's image. The guest continues where it was saved,
+   * and then gets an identity of its own. Resolves when it has one. Until then, the guest has no network.
+   *
+   * @throws WarmStartRefused when the memory does not fit the machine, or the guest did not get its identity. The machine is then as before
+   * the call.
+   */
+  startFromMemory(
+    folder: MachineFolder,
+    plan: VmLaunchPlan,
+    memory: MemoryFiles,
+    signal?: AbortSignal,
+  ): Promise<void>;
   /** Replaces the disk of a stopped machine with a new disk, as {@link create} makes it. */
   revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
   /** Returns an upper limit for the number of bytes that {@link copyDisk} would write if it were called now. */

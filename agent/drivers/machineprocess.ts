@@ -74,6 +74,7 @@ interface ProcessState {
   live: boolean;
   paused?: boolean | undefined;
   suspended?: boolean | undefined;
+  renewing?: boolean | undefined;
   end?: { reason: ExitReason; message: string } | undefined;
 }
 
@@ -438,7 +439,8 @@ function changeAtEnd(known: ProcessState, reason: ExitReason, message: string): 
   if (!known.live) {
     return {};
   }
-  const isUnexpected = known.intent === 'run' && known.end === undefined && known.suspended !== true;
+  const isBooting = known.suspended === true || known.renewing === true;
+  const isUnexpected = known.intent === 'run' && known.end === undefined && !isBooting;
   return {
     live: false,
     paused: false,

@@ -75,6 +75,8 @@ export class StandInDriver implements DriverOfVMs {
   guestAnswer: GuestAnswer = { kind: 'silent' };
   /** Error that the next start throws. */
   startError: Error | undefined;
+  /** Error that each start from memory throws. */
+  memoryError: Error | undefined;
   #handlers: ((uid: string) => void)[] = [];
 
   async probe(): Promise<Accelerator[]> {
@@ -108,6 +110,15 @@ export class StandInDriver implements DriverOfVMs {
     if (guest !== undefined) {
       Object.assign(guest, { boots: String(Number(guest.boots) + 1), boot_id: randomUUID() });
     }
+  }
+
+  async startFromMemory(folder: MachineFolder, plan: LaunchPlan): Promise<void> {
+    const error = this.memoryError;
+    if (error !== undefined) {
+      throw error;
+    }
+    this.calls.push(`startFromMemory ${folder.uid}`);
+    await this.start(folder, plan);
   }
 
   async stop(folder: MachineFolder, o: { graceMilliseconds: number; hurry?: AbortSignal }): Promise<void> {

@@ -1,10 +1,11 @@
 /**
  * Builds QEMU's command line for a machine. The command runs without a shell, so untrusted values are quoted only for QEMU's own parser.
  */
+import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import { VNC_FIRST_PORT } from '../../../api/v1alpha1/ports.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
-import type { VmLaunchPlan } from '../driver.ts';
+import type { VmGuest, VmLaunchPlan } from '../driver.ts';
 import { screenArguments } from './displaycard.ts';
 import { cpuModel, type GuestPlatform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
@@ -23,9 +24,14 @@ const VNC_SECRET = 'vnc-password';
  */
 const NO_SLEEP = ['-global', 'ICH9-LPC.disable_s3=1'];
 
+/** Part of a launch plan from which the devices of a machine come. */
+export interface DevicePlan extends Pick<VmLaunchPlan, 'network' | 'vnc' | 'runAs'> {
+  guest: { vm: Pick<Machine, 'hardware' | 'vnc'>; iso: VmGuest['iso'] };
+}
+
 export interface CommandLine {
   uid: string;
-  plan: VmLaunchPlan;
+  plan: DevicePlan;
   state: MachineFile;
   platform: GuestPlatform;
   cpu: number;
@@ -34,6 +40,11 @@ export interface CommandLine {
   runAs: RunAs | undefined;
   /** Whether QEMU starts without running the guest, and waits until the agent sends the memory of the suspended machine. */
   incoming: boolean;
+  /**
+   * File with the guest's memory. If it is shared, the guest's writes change the file. Otherwise, they stay in the process. Undefined if the
+   * memory has no file.
+   */
+  memory?: { path: string; isShared: boolean } | undefined;
 }
 
 /**
@@ -53,7 +64,9 @@ export function commandLine(command: CommandLine): string[] {
     ...options('-machine', machineOptions(command), '-cpu', cpuModel(platform), '-smp', String(command.cpu)),
     ...(platform.architecture === 'amd64' ? NO_SLEEP : []),
     ...options('-m', `${Math.floor(command.memoryBytes / BYTES_PER_MEBIBYTE)}M`),
+    ...memoryFile(command),
     ...identity(plan),
+    ...generation(command.state.generation),
     // With -no-shutdown QEMU stays paused after the guest has powered off. So an agent that was not running at that moment can find the
     // reason for the machine's end later.
     ...options('-no-shutdown', '-boot', bootOptions(platform), '-rtc', 'base=utc'),
@@ -86,7 +99,7 @@ function changeOfUser({ uid, gid }: RunAs, { runWith }: GuestPlatform): string[]
   return runWith ? options('-run-with', `user=${uid}:${gid}`) : options('-runas', `${uid}:${gid}`);
 }
 
-function machineOptions({ state, platform }: CommandLine): string {
+function machineOptions({ state, platform, memory }: CommandLine): string {
   // If QEMU crashes, the host can keep its core dump for weeks. The dump must not contain the memory of the guest, which holds secrets of the
   // tenant and can be larger than the free disk.
   const parts = [state.machineType, `accel=${platform.accelerator}`, 'dump-guest-core=off'];
@@ -95,7 +108,42 @@ function machineOptions({ state, platform }: CommandLine): string {
     parts.push(platform.accelerator === 'tcg' ? 'gic-version=3' : 'gic-version=max');
     parts.push('pflash0=firmware', 'pflash1=variables');
   }
+  if (memory !== undefined) {
+    parts.push(`memory-backend=${MEMORY_BLOCKS[platform.architecture]}`);
+  }
   return parts.join(',');
+}
+
+/**
+ * QEMU's names for the memory of its boards. A machine whose memory is a file needs the same name, because the state of a machine names its
+ * memory.
+ */
+const MEMORY_BLOCKS = { amd64: 'pc.ram', arm64: 'mach-virt.ram' } as const;
+
+/**
+ * Returns the options of the file with the guest's memory. QEMU opens the file read-only if it can, so that a guest that takes over its QEMU
+ * cannot change the memory of later machines.
+ */
+function memoryFile({ memory, memoryBytes, platform }: CommandLine): string[] {
+  if (memory === undefined) {
+    return [];
+  }
+  const fields = [
+    'memory-backend-file',
+    `id=${MEMORY_BLOCKS[platform.architecture]}`,
+    `size=${memoryBytes}`,
+    `mem-path=${quoted(memory.path)}`,
+    `share=${memory.isShared ? 'on' : 'off'}`,
+    'dump=off',
+    'x-use-canonical-path-for-ramblock-id=off',
+    ...(platform.readOnlyMemory && !memory.isShared ? ['readonly=on', 'rom=off'] : []),
+  ];
+  return options('-object', fields.join(','));
+}
+
+/** Returns the device that tells the guest its generation ID. */
+function generation(id: string | undefined): string[] {
+  return id === undefined ? [] : options('-device', `vmgenid,guid=${id}`);
 }
 
 /**
@@ -110,7 +158,7 @@ function identity({
   guest: {
     vm: { hardware },
   },
-}: VmLaunchPlan): string[] {
+}: DevicePlan): string[] {
   const uuid = quoted(hardware.uuid);
   const fields = [
     'type=1',

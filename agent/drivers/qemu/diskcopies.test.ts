@@ -3,9 +3,13 @@ import { expect, test } from 'vitest';
 import { DiskCopies } from './diskcopies.ts';
 import type { MachineContext } from './launch.ts';
 import type { QemuMachine } from './machine.ts';
+import type { HostPlatforms } from './platform.ts';
 
 test('a step that waits for a copy can be cancelled at once, and a step that has begun cannot', async () => {
-  const copies = new DiskCopies({ uid: 'uid', path: '/' }, {} as QemuMachine, {} as MachineContext);
+  const copies = new DiskCopies({ uid: 'uid', path: '/' }, {} as QemuMachine, {
+    context: {} as MachineContext,
+    platforms: {} as HostPlatforms,
+  });
   const order: string[] = [];
   const copied = Promise.withResolvers<void>();
   const begun = new AbortController();

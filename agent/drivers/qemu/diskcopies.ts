@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { Serial } from '../../../base/concurrency.ts';
+import type { MemoryFiles } from '../../disks/disk.ts';
 import { convertToRaw, markArgument } from '../../disks/qemuimg.ts';
 import { killByArgument } from '../../processes/process.ts';
 import { processUser } from '../../processes/users.ts';
@@ -14,7 +15,16 @@ import { diskReader, requireOwnData } from './files.ts';
 import { type Freeze, type GuestAgent, thaw, whileFrozen } from './guestagent.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import type { MachineContext } from './launch.ts';
+import {
+  dropImageMemory,
+  makeStreamFolder,
+  removeMemoryFiles,
+  requireSavable,
+  saveStream,
+  splitStream,
+} from './imagememory.ts';
 import type { QemuMachine } from './machine.ts';
+import type { HostPlatforms } from './platform.ts';
 import {
   dropSnapshot,
   prepareSnapshot,
@@ -39,10 +49,17 @@ const TIDY_INTERVAL_MILLISECONDS = 30_000;
  */
 const THAW_LIMIT = 10;
 
+const NOT_FROZEN =
+  'The memory of the VM cannot be saved, because no guest agent froze its file systems. Install qemu-guest-agent in the guest and start it';
+
+/** Result of a copy without the size of the disk. */
+type Copied = Omit<DiskCopy, 'virtualSizeBytes'>;
+
 export class DiskCopies {
   readonly #folder: MachineFolder;
   readonly #machine: QemuMachine;
   readonly #context: MachineContext;
+  readonly #platforms: HostPlatforms;
   /** Promises of the copies that run or wait. The key of each promise is the `AbortController` of its copy. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
   readonly #serial = new Serial();
@@ -52,7 +69,12 @@ export class DiskCopies {
   /** Time of the next cleanup for an inspection, in milliseconds since the start of this process. */
   #nextTidy = 0;
 
-  constructor(folder: MachineFolder, machine: QemuMachine, context: MachineContext) {
+  constructor(
+    folder: MachineFolder,
+    machine: QemuMachine,
+    { context, platforms }: { context: MachineContext; platforms: HostPlatforms },
+  ) {
+    this.#platforms = platforms;
     this.#folder = folder;
     this.#machine = machine;
     this.#context = context;
@@ -156,12 +178,12 @@ export class DiskCopies {
     const running = state.kind === 'running';
     await this.#note({ target: options.target });
     try {
-      const consistency = running
+      const copied = running
         ? await this.#copyRunning(file, options)
         : await this.#copyStill(file, state, options);
       const { size } = await stat(options.target);
       await this.#note({ target: undefined });
-      return { consistency, virtualSizeBytes: size };
+      return { ...copied, virtualSizeBytes: size };
     } catch (error) {
       throw await this.#explained(error, running, options.signal);
     } finally {
@@ -178,9 +200,9 @@ export class DiskCopies {
   }
 
   async #copyRunning(
-    { launched }: MachineFile,
-    { target, signal, onProgress }: CopyOptions,
-  ): Promise<DiskCopy['consistency']> {
+    file: MachineFile,
+    { target, memory, signal, onProgress }: CopyOptions,
+  ): Promise<Copied> {
     const { path, uid } = this.#folder;
     const { isRoot, logger } = this.#context;
     const hypervisor = await this.#machine.hypervisor();
@@ -188,18 +210,45 @@ export class DiskCopies {
       throw new Error('The hypervisor has ended');
     }
     const qmp = await hypervisor.qmp();
-    const runAs = processUser(isRoot, launched?.runAs);
-    const drive = await prepareSnapshot(qmp, path, runAs);
-    const take = async () => await takeSnapshot(qmp, drive);
-    const { frozen, problems } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
+    const runAs = processUser(isRoot, file.launched?.runAs);
+    const savable = memory && requireSavable(file);
+    const { state } = this.#machine;
+    let take: () => Promise<void>;
+    if (savable === undefined) {
+      const drive = await prepareSnapshot(qmp, path, { runAs });
+      take = async () => await takeSnapshot(qmp, drive);
+    } else {
+      await makeStreamFolder(this.#folder);
+      take = async () => await saveStream(this.#folder, { ...savable, qmp, state });
+    }
+    const { frozen, confirmed, problems } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
+    const savedAt = Date.now();
     if (problems.length > 0) {
       logger.warn({ uid, problems }, 'The guest agent had problems with the freeze of the file systems');
+    }
+    if (memory && !confirmed) {
+      throw new ReasonedError('MemoryNotSaved', NOT_FROZEN);
     }
     const source = await serveSnapshot(qmp);
     onProgress(0);
     const as = runAs && { ...runAs, gid: this.#context.readers ?? runAs.gid };
     await convertToRaw(source, target, { folder: path, mark: markOf(uid), as, signal, onProgress });
-    return frozen ? 'FileSystem' : 'Crash';
+    const saved = memory && (await this.#splitStream(file, memory, savedAt));
+    return { consistency: frozen ? 'FileSystem' : 'Crash', ...(saved && { memory: saved }) };
+  }
+
+  async #splitStream(
+    file: MachineFile,
+    files: NonNullable<CopyOptions['memory']>,
+    savedAt: number,
+  ): Promise<MemoryFiles> {
+    try {
+      const platform = await this.#platforms.of(file.architecture);
+      return await splitStream(this.#folder, { file, platform, files, savedAt }, this.#context);
+    } catch (error) {
+      await removeMemoryFiles(files);
+      throw error;
+    }
   }
 
   /** Runs `work` while the guest's file systems are frozen. After {@link THAW_LIMIT} unconfirmed thaws, runs `work` without a freeze. */
@@ -209,6 +258,7 @@ export class DiskCopies {
       await work();
       return {
         frozen: false,
+        confirmed: false,
         problems: ['The guest did not confirm earlier thaws, so the host copies the disk without a freeze'],
       };
     }
@@ -219,9 +269,15 @@ export class DiskCopies {
   async #copyStill(
     file: MachineFile,
     state: MachineState,
-    { target, signal, onProgress }: CopyOptions,
-  ): Promise<DiskCopy['consistency']> {
+    { target, memory, signal, onProgress }: CopyOptions,
+  ): Promise<Copied> {
     const { path, uid } = this.#folder;
+    if (memory !== undefined) {
+      throw new ReasonedError(
+        'MemoryNotSaved',
+        'The VM does not run, so it has no memory to save. Start the VM',
+      );
+    }
     await requireOwnData(join(path, FILES.disk));
     onProgress(0);
     const { isRoot, readers } = this.#context;
@@ -229,7 +285,7 @@ export class DiskCopies {
     const as = owner && { ...owner, gid: readers ?? owner.gid };
     await convertToRaw(diskNode(file), target, { folder: path, mark: markOf(uid), as, signal, onProgress });
     const lostPower = state.kind === 'suspended' || (state.kind === 'exited' && state.reason === 'Crashed');
-    return lostPower ? 'Crash' : 'Stopped';
+    return { consistency: lostPower ? 'Crash' : 'Stopped' };
   }
 
   async #explained(error: unknown, running: boolean, signal: AbortSignal): Promise<unknown> {
@@ -238,6 +294,9 @@ export class DiskCopies {
     }
     if (running && (await this.#machine.process()) === undefined) {
       return new ReasonedError('Interrupted', 'The machine ended while its disk was copied');
+    }
+    if (error instanceof ReasonedError && error.reason === 'MemoryNotSaved') {
+      return error;
     }
     return new ReasonedError('CopyFailed', `The disk was not copied: ${messageOf(error)}`);
   }
@@ -250,6 +309,7 @@ export class DiskCopies {
       if (note.target !== undefined) {
         await rm(note.target, { force: true });
       }
+      await dropImageMemory(this.#folder);
       const hypervisor = await this.#machine.hypervisor();
       const qmp = await hypervisor?.qmp();
       const thawed = !note.frozen || (await this.#thaw(hypervisor, note));

@@ -23,6 +23,8 @@ function platform(
     firmware: undefined,
     display: displaySupport({ version, ...HELP, ...said }),
     runWith: false,
+    version: '7.2.22',
+    readOnlyMemory: false,
   };
 }
 

@@ -23,7 +23,10 @@ type Launched = NonNullable<MachineFile['launched']>;
 export function startedWith(plan: VmLaunchPlan, platform: GuestPlatform): Launched {
   const { cpu, memoryBytes, runAs, seed } = plan;
   const screen = screenWith(cardFor(plan, platform), plan, platform);
-  return { cpu, memoryBytes, accelerator: platform.accelerator, runAs, seed, screen };
+  const { accelerator } = platform;
+  const { vm, iso } = plan.guest;
+  const devices = { network: plan.network.kind, vnc: vm.vnc.enabled, iso: iso !== undefined };
+  return { cpu, memoryBytes, accelerator, runAs, seed, screen, devices };
 }
 
 /**

@@ -3,10 +3,10 @@ import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
-import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
-import type { BaseImage } from '../../disks/disk.ts';
+import type { BaseImage, MemoryFiles } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
@@ -30,16 +30,19 @@ import {
   type MachineState,
   type PortForward,
   type StopOptions,
+  WarmStartRefused,
 } from '../driver.ts';
 import { DiskCopies } from './diskcopies.ts';
 import { DisplayDpi } from './dpi.ts';
-import { createFiles, enlargeDisk } from './files.ts';
+import { createFiles, enlargeDisk, remakeFiles } from './files.ts';
 import { MachineGuest } from './guest.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
-import { HostPlatforms } from './platform.ts';
+import { requireSame } from './memorykey.ts';
+import { type GuestPlatform, HostPlatforms } from './platform.ts';
 import { pauseGuest, unpauseGuest } from './hypervisor.ts';
 import { FILES, findMachines, readMachineFile, requireMachineFile } from './state.ts';
+import { renewGuest } from './renewal.ts';
 import { MachineStreams } from './streams.ts';
 
 export interface QemuDriverOptions {
@@ -120,12 +123,55 @@ export class QemuDriver implements DriverOfVMs {
     const machine = this.#of(folder).machine;
     const state = await requireMachineFile(folder.path);
     const platform = await this.#platforms.of(state.architecture);
+    if (state.renewing === true) {
+      await this.#remake(folder, platform);
+    }
     const wanted = plan.guest.diskSizeBytes ?? 0;
     if (wanted > (state.diskBytes ?? 0)) {
       await enlargeDisk(folder.path, state, { sizeBytes: wanted, isRoot: this.#context.isRoot });
       await machine.state.update({ diskBytes: wanted });
     }
     await machine.start(plan, platform);
+  }
+
+  async startFromMemory(
+    folder: MachineFolder,
+    plan: VmLaunchPlan,
+    memory: MemoryFiles,
+    signal?: AbortSignal,
+  ): Promise<void> {
+    const copies = this.#of(folder).copies;
+    await copies.exclusively(async () => {
+      await copies.tidy();
+      const state = await requireMachineFile(folder.path);
+      const platform = await this.#platforms.of(state.architecture);
+      await requireSame({ uid: folder.uid, plan: this.#owned(plan), state, platform }, memory);
+      await this.#startFromMemory(folder, { plan: this.#owned(plan), memory, platform }, signal);
+    }, signal);
+  }
+
+  async #startFromMemory(
+    folder: MachineFolder,
+    { plan, memory, platform }: { plan: VmLaunchPlan; memory: MemoryFiles; platform: GuestPlatform },
+    signal: AbortSignal | undefined,
+  ): Promise<void> {
+    const { machine } = this.#of(folder);
+    try {
+      await machine.startFromMemory(plan, platform, memory, async ({ guestAgent }) => {
+        await renewGuest(guestAgent, plan, { accelerator: platform.accelerator, signal });
+      });
+    } catch (error) {
+      await this.#remake(folder, platform);
+      signal?.throwIfAborted();
+      throw new WarmStartRefused('RenewalFailed', messageOf(error));
+    }
+  }
+
+  /** Throws away what a guest has written that was started from memory, but was not renewed. */
+  async #remake(folder: MachineFolder, platform: GuestPlatform): Promise<void> {
+    const { state } = this.#of(folder).machine;
+    await remakeFiles(folder, await requireMachineFile(folder.path), platform);
+    await state.update({ renewing: undefined, fresh: true });
   }
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
@@ -289,7 +335,7 @@ export class QemuDriver implements DriverOfVMs {
     const machine = new QemuMachine(folder, this.#context);
     const made = {
       machine,
-      copies: new DiskCopies(folder, machine, this.#context),
+      copies: new DiskCopies(folder, machine, { context: this.#context, platforms: this.#platforms }),
       console: new ConsoleStore(folder.path, { of: 'machine', logger }),
       streams: new MachineStreams(folder, machine, logger),
       guest: new MachineGuest(machine, logger),

@@ -1,6 +1,7 @@
 /**
  * Creates the files of a QEMU machine and sets the files' owner. Grows the machine's disk, and checks the disk before a program reads it.
  */
+import { randomUUID } from 'node:crypto';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -37,13 +38,7 @@ export async function createFiles(
 ): Promise<MachineFile> {
   await makeMachineFolder(root, folder.path);
   const diskBytes = await makeDisk(folder, plan, base);
-  if (platform.firmware !== undefined) {
-    const variables = join(folder.path, FILES.variables);
-    await copySparse(platform.firmware.variables, variables);
-    // Without this sync, the file could be too short after a loss of power, and QEMU would never start the machine again. The disk needs no
-    // sync, because qemu-img flushes a disk that it creates.
-    await sync(variables);
-  }
+  await makeVariables(folder, platform);
   if (plan.runAs !== undefined) {
     await giveDisk(folder.path, plan.runAs);
   }
@@ -54,9 +49,44 @@ export async function createFiles(
     intent: 'stop',
     live: false,
     suspended: false,
+    fresh: true,
+    generation: newGeneration(platform.architecture),
     ...(base === undefined ? {} : { base: { path: base.path, format: base.format } }),
     ...(diskBytes === undefined ? {} : { diskBytes }),
   };
+}
+
+/** Returns a generation ID for a guest whose disk or memory is a copy; undefined for arm64, for which QEMU has no such device. */
+export function newGeneration(architecture: GuestPlatform['architecture']): string | undefined {
+  return architecture === 'amd64' ? randomUUID() : undefined;
+}
+
+/**
+ * Makes the disk and the variables of the firmware anew, as {@link createFiles} made them. Use this for a guest that has written to its disk
+ * and must not be continued.
+ */
+export async function remakeFiles(
+  folder: MachineFolder,
+  { base, diskBytes }: MachineFile,
+  platform: GuestPlatform,
+): Promise<void> {
+  const path = join(folder.path, FILES.disk);
+  await rm(path, { force: true });
+  if (diskBytes !== undefined) {
+    await createQcow2(path, diskBytes, base);
+  }
+  await makeVariables(folder, platform);
+}
+
+async function makeVariables(folder: MachineFolder, { firmware }: GuestPlatform): Promise<void> {
+  if (firmware === undefined) {
+    return;
+  }
+  const variables = join(folder.path, FILES.variables);
+  await copySparse(firmware.variables, variables);
+  // Without this sync, the file could be too short after a loss of power, and QEMU would never start the machine again. The disk needs no
+  // sync, because qemu-img flushes a disk that it creates.
+  await sync(variables);
 }
 
 /** Creates the machine's disk. Returns its size in bytes, or undefined if the machine has no disk. */

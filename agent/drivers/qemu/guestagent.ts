@@ -217,6 +217,8 @@ interface FreezeOptions {
 export interface Freeze {
   /** Whether the guest confirmed, before the work began, that its file systems were frozen. */
   frozen: boolean;
+  /** Whether the guest confirmed the request to freeze. A guest without file systems on its disks confirms it, too. */
+  confirmed: boolean;
   /** Errors of the freeze and of the thaw. */
   problems: string[];
 }
@@ -235,7 +237,7 @@ async function freezeAround(
   work: () => Promise<void>,
 ): Promise<Freeze> {
   const connection = await GuestConnection.open(agent.folder, { signal });
-  const freeze: Freeze = { frozen: false, problems: [] };
+  const freeze: Freeze = { frozen: false, confirmed: false, problems: [] };
   if (connection === undefined) {
     await work();
     return freeze;
@@ -245,7 +247,8 @@ async function freezeAround(
     try {
       const options = { timeoutMilliseconds: FREEZE_TIMEOUT_MILLISECONDS, signal };
       const count = await connection.execute('guest-fsfreeze-freeze', options);
-      freeze.frozen = typeof count === 'number' && count > 0;
+      freeze.confirmed = typeof count === 'number';
+      freeze.frozen = freeze.confirmed && count !== 0;
     } catch (error) {
       signal.throwIfAborted();
       freeze.problems.push(String(error));

@@ -295,9 +295,9 @@ async function reconcile(
   const qmp = await hypervisor.qmp({ timeoutMilliseconds });
   const status = await qmp.status(timeoutMilliseconds);
   const state = await file.read();
-  if (state?.suspended === true) {
+  if (state?.suspended === true || state?.renewing === true) {
     // The agent died after QEMU had saved the memory, or while a new process read the saved memory. The memory is still on disk, so no data
-    // is lost when the agent kills the process.
+    // is lost when the agent kills the process. A guest that was not renewed yet has no data either, and must not run on.
     await killForCertain(identity);
     return 'gone';
   }

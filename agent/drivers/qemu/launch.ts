@@ -10,7 +10,7 @@ import type { MachineLimits } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import type { MachineFolder, VmLaunchPlan } from '../driver.ts';
 import { launch, type Launched, type ProcessContext, type StartReasons } from '../machineprocess.ts';
-import { commandLine } from './arguments.ts';
+import { commandLine, type CommandLine, type DevicePlan } from './arguments.ts';
 import { giveDisk, requireOwnData } from './files.ts';
 import type { GuestPlatform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
@@ -56,11 +56,12 @@ export async function requireLogWriter(): Promise<void> {
 }
 
 export interface MachineStart {
-  plan: VmLaunchPlan;
+  plan: DevicePlan & Pick<VmLaunchPlan, 'cpu' | 'memoryBytes'>;
   state: MachineFile;
   platform: GuestPlatform;
   /** Whether the process waits after its start until the agent sends the memory of the suspended machine. */
   incoming: boolean;
+  memory?: CommandLine['memory'];
 }
 
 /**
@@ -69,7 +70,7 @@ export interface MachineStart {
  */
 export async function launchMachine(
   folder: MachineFolder,
-  { plan, state, platform, incoming }: MachineStart,
+  { plan, state, platform, incoming, memory }: MachineStart,
   context: Pick<MachineContext, 'cgroups' | 'ownRoot'>,
 ): Promise<Launched> {
   const { cpu, memoryBytes } = state.launched ?? plan;
@@ -80,8 +81,9 @@ export async function launchMachine(
   const { runAs } = plan;
   const { uid, path } = folder;
   await prepareDisk(path, state, runAs);
-  const parameters = commandLine({ uid, plan, state, platform: started, cpu, memoryBytes, runAs, incoming });
-  const files = [state.base?.path, plan.guest.iso?.path].filter((file) => file !== undefined);
+  const sizes = { cpu, memoryBytes };
+  const parameters = commandLine({ uid, plan, state, platform: started, ...sizes, runAs, incoming, memory });
+  const files = [state.base?.path, plan.guest.iso?.path, memory?.path].filter((file) => file !== undefined);
   const hasScreen = state.launched?.screen?.card !== undefined;
   const limits = limitsOf({ cpu, memoryBytes, accelerator, hasScreen });
   const logged = withLogWriter([platform.binary, ...parameters]);

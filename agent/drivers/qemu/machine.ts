@@ -1,4 +1,6 @@
 /** Controls one QEMU machine: starts, stops, suspends and resumes its process. */
+import { sync } from '../../../base/files.ts';
+import type { MemoryFiles } from '../../disks/disk.ts';
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
 import type {
   ExitReason,
@@ -11,10 +13,17 @@ import type {
 } from '../driver.ts';
 import { MachineProcess } from '../machineprocess.ts';
 import { UNREADABLE } from '../statefile.ts';
-import { processMark } from './arguments.ts';
+import { NETWORK, processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
 import { goOn, guestPoweredOff, Hypervisor, inspectLive, powerOffGuest, quit } from './hypervisor.ts';
-import { hypervisorLog, launchMachine, type MachineContext, START_REASONS } from './launch.ts';
+import {
+  hypervisorLog,
+  launchMachine,
+  type MachineContext,
+  type MachineStart,
+  START_REASONS,
+} from './launch.ts';
+import { newGeneration } from './files.ts';
 import { forgetMemory, restoreMemory, saveMemory } from './memory.ts';
 import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
@@ -56,9 +65,10 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
 
   async start(plan: VmLaunchPlan, platform: GuestPlatform): Promise<void> {
     await forgetMemory(this.folder.path);
-    await this.state.update({ ...BEGUN, suspended: false, launched: startedWith(plan, platform) });
+    const launched = startedWith(plan, platform);
+    await this.state.update({ ...BEGUN, suspended: false, launched, fresh: undefined });
     try {
-      await this.#bringUp(plan, platform, false);
+      await this.#bringUp({ plan, platform, incoming: false });
     } catch (error) {
       throw await this.failedStart(error);
     }
@@ -72,7 +82,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
       launched: launched && resumedWith(launched, plan, platform),
     }));
     try {
-      const qmp = await this.#bringUp(plan, platform, true);
+      const qmp = await this.#bringUp({ plan, platform, incoming: true });
       await restoreMemory(this.folder.path, qmp, begun.launched?.memoryBytes);
       await this.state.update({ suspended: false });
       await forgetMemory(this.folder.path);
@@ -80,6 +90,68 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
     } catch (error) {
       throw await this.failedStart(error);
     }
+  }
+
+  /**
+   * Starts the machine from the memory of its image, and runs `renew` while the guest runs without a network. The machine counts as renewing
+   * until `renew` has succeeded. After an error, no process is left.
+   */
+  async startFromMemory(
+    plan: VmLaunchPlan,
+    platform: GuestPlatform,
+    memory: Pick<MemoryFiles, 'ram' | 'state'>,
+    renew: (hypervisor: Hypervisor) => Promise<void>,
+  ): Promise<void> {
+    const { path } = this.folder;
+    await forgetMemory(path);
+    const generation = newGeneration(platform.architecture);
+    const launched = startedWith(plan, platform);
+    const begun = { ...BEGUN, suspended: false, launched, fresh: undefined, renewing: true, generation };
+    await this.state.update(begun);
+    try {
+      const file = { path: memory.ram, isShared: false };
+      const qmp = await this.#bringUp({ plan, platform, incoming: true, memory: file });
+      await restoreMemory(path, qmp, plan.memoryBytes, { file: memory.state, ignoresFile: true });
+      await qmp.execute('set_link', { name: NETWORK, up: false });
+      await qmp.execute('cont');
+      await renew(await this.#required());
+      await qmp.execute('set_link', { name: NETWORK, up: true });
+      await this.state.update({ renewing: undefined });
+    } catch (error) {
+      throw await this.failedStart(error);
+    }
+  }
+
+  /**
+   * Turns a stream with a guest's memory into a file with the memory and a file with the state of the devices. The machine is one of its own,
+   * and its guest never runs. `plan` and the state file have the values of the machine of the stream.
+   */
+  async splitMemory(
+    plan: MachineStart['plan'],
+    platform: GuestPlatform,
+    { stream, ram, state }: Pick<MemoryFiles, 'ram' | 'state'> & { stream: string },
+  ): Promise<void> {
+    const { path } = this.folder;
+    await this.state.update(BEGUN);
+    try {
+      const file = { path: ram, isShared: true };
+      const qmp = await this.#bringUp({ plan, platform, incoming: true, memory: file });
+      await restoreMemory(path, qmp, plan.memoryBytes, { file: stream });
+      await saveMemory(path, qmp, plan.memoryBytes, { file: state, ignoresFile: true });
+      await quit(await this.#required(), this.#context.logger);
+      await this.forgetProcess();
+    } catch (error) {
+      throw await this.failedStart(error);
+    }
+    await sync(ram);
+  }
+
+  async #required(): Promise<Hypervisor> {
+    const hypervisor = await this.hypervisor();
+    if (hypervisor === undefined) {
+      throw new Error('The hypervisor has ended');
+    }
+    return hypervisor;
   }
 
   async stop(options: StopOptions): Promise<void> {
@@ -108,10 +180,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
   }
 
   async suspend(): Promise<void> {
-    const hypervisor = await this.hypervisor();
-    if (hypervisor === undefined) {
-      throw new Error('Only a running machine can be suspended');
-    }
+    const hypervisor = await this.#required();
     const qmp = await hypervisor.qmp();
     const { launched } = await this.state.update({ intent: 'suspend' });
     try {
@@ -162,13 +231,12 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
     return await hypervisorLog(this.folder.path);
   }
 
-  async #bringUp(plan: VmLaunchPlan, platform: GuestPlatform, incoming: boolean): Promise<QmpConnection> {
+  async #bringUp(options: Omit<MachineStart, 'state'>): Promise<QmpConnection> {
     const state = await this.state.read();
     if (state === undefined) {
       throw new Error(`Machine ${this.folder.uid} has no state file`);
     }
-    const start = { plan, state, platform, incoming };
-    const { exited, identity } = await launchMachine(this.folder, start, this.#context);
+    const { exited, identity } = await launchMachine(this.folder, { ...options, state }, this.#context);
     const ended = new AbortController();
     exited.then(
       () => ended.abort(),

@@ -4,7 +4,7 @@
 import { createReadStream, createWriteStream } from 'node:fs';
 import { chmod, rename, rm } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
-import { join } from 'node:path';
+import { dirname, join, resolve } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import * as z from 'zod';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
@@ -27,17 +27,33 @@ const STATUS_INTERVAL_MILLISECONDS = 10;
 const SLOWEST_BYTES_PER_SECOND = 20_000_000;
 /** Shortest time limit to save or to restore the memory. QEMU's first steps can take minutes on an overloaded host. */
 const SHORTEST_TIMEOUT_MILLISECONDS = 600_000;
-/** Name of the file with the memory while it is being saved. */
-const PARTIAL = `${FILES.memory}.partial`;
+/** End of the name of a file with memory while it is being saved. */
+const PARTIAL = '.partial';
 const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': z.string().optional() });
+
+/** Migration stream of a machine, and the file that has it or gets it. */
+export interface MemoryStream {
+  /** Path of the file, absolute or relative to the machine's folder. The default is the file of a suspended machine. */
+  file?: string;
+  /**
+   * Whether the stream has only the state of the devices, because the guest's memory is in a file. The default is false. This must be said
+   * to QEMU each time, because a process that was started from a memory file would leave the memory out of its next stream too.
+   */
+  ignoresFile?: boolean;
+}
 
 /**
  * Saves the memory of a machine that the QMP command `stop` has paused. This command also flushes the machine's disks, so the memory and
  * the disk have the state of the same moment. When the promise resolves, the memory file is complete and flushed to the host's disk.
  * The time limit depends on `memoryBytes`, the size of the guest's memory.
  */
-export async function saveMemory(folder: string, qmp: QmpConnection, memoryBytes?: number): Promise<void> {
-  const partial = join(folder, PARTIAL);
+export async function saveMemory(
+  folder: string,
+  qmp: QmpConnection,
+  memoryBytes?: number,
+  { file = FILES.memory, ignoresFile = false }: MemoryStream = {},
+): Promise<void> {
+  const partial = resolve(folder, `${file}${PARTIAL}`);
   const socketFile = join(folder, FILES.migration);
   await rm(socketFile, { force: true });
   const server = createServer();
@@ -50,8 +66,9 @@ export async function saveMemory(folder: string, qmp: QmpConnection, memoryBytes
     // machines.
     await chmod(socketFile, 0o666);
     const signal = timeoutFor(memoryBytes);
+    await ignoreFile(qmp, ignoresFile);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);
-    await syncedRename(folder, partial, join(folder, FILES.memory));
+    await syncedRename(partial, resolve(folder, file));
   } finally {
     server.close();
     await rm(socketFile, { force: true });
@@ -63,10 +80,16 @@ export async function saveMemory(folder: string, qmp: QmpConnection, memoryBytes
  * Reads saved memory into a QEMU process that was started with `-incoming`. The guest is paused when the promise resolves. The time limit
  * depends on `memoryBytes`, the size of the guest's memory.
  */
-export async function restoreMemory(folder: string, qmp: QmpConnection, memoryBytes?: number): Promise<void> {
+export async function restoreMemory(
+  folder: string,
+  qmp: QmpConnection,
+  memoryBytes?: number,
+  { file = FILES.memory, ignoresFile = false }: MemoryStream = {},
+): Promise<void> {
   const signal = timeoutFor(memoryBytes);
+  await ignoreFile(qmp, ignoresFile);
   const socket = await withSocketPath(folder, FILES.migration, connectTo);
-  const sent = pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
+  const sent = pipeline(createReadStream(resolve(folder, file)), socket, { signal });
   // QEMU closes the connection after the last byte, possibly before the agent does. In this case, the agent gets one of these errors. The
   // agent ignores the error, because QEMU's run state shows whether QEMU has read all bytes.
   await undefinedIf(hasCode('ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET'), sent);
@@ -79,9 +102,14 @@ export async function restoreMemory(folder: string, qmp: QmpConnection, memoryBy
 
 /** Removes the saved memory of a machine, and the incomplete file of an agent that died while it saved the memory. */
 export async function forgetMemory(folder: string): Promise<void> {
-  for (const name of [FILES.memory, PARTIAL]) {
+  for (const name of [FILES.memory, `${FILES.memory}${PARTIAL}`]) {
     await rm(join(folder, name), { force: true });
   }
+}
+
+async function ignoreFile(qmp: QmpConnection, state: boolean): Promise<void> {
+  const capabilities = [{ capability: 'x-ignore-shared', state }];
+  await qmp.execute('migrate-set-capabilities', { capabilities });
 }
 
 function timeoutFor(memoryBytes = 0): AbortSignal {
@@ -116,10 +144,10 @@ async function send(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
   }
 }
 
-async function syncedRename(folder: string, from: string, to: string): Promise<void> {
+async function syncedRename(from: string, to: string): Promise<void> {
   await sync(from);
   await rename(from, to);
-  await sync(folder);
+  await sync(dirname(to));
 }
 
 async function listening(server: Server, path: string): Promise<void> {

@@ -34,6 +34,10 @@ export interface GuestPlatform {
   display: DisplaySupport;
   /** Whether QEMU changes to another user by its option `-run-with`. Earlier versions of QEMU have the option `-runas` instead. */
   runWith: boolean;
+  /** Version of QEMU with the version of its package, for example `7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)`. */
+  version: string;
+  /** Whether QEMU can open the file with a guest's memory read-only. */
+  readOnlyMemory: boolean;
 }
 
 /** Screen features of this host's QEMU. */
@@ -117,6 +121,10 @@ const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
 const LARGE_VNC = { major: 9, minor: 1 };
 /** QEMU 9.1 is the first version whose option `-run-with` can change the user. QEMU 10.0 no longer has the option `-runas`. */
 const RUN_WITH = { major: 9, minor: 1 };
+/** QEMU 8.2 is the first version that can open the file with a guest's memory read-only (`rom=off`). */
+const READ_ONLY_MEMORY = { major: 8, minor: 2 };
+/** Longest text that counts as the version of a QEMU that names its version in another form. */
+const VERSION_CHARACTERS = 200;
 
 /**
  * Machine code of the test guest for amd64, which shows whether an accelerator works: `mov ecx, 50000000; dec ecx; jnz -4`, then
@@ -338,7 +346,7 @@ async function tryGuest(
   }
 }
 
-type Features = Pick<GuestPlatform, 'display' | 'runWith'>;
+type Features = Pick<GuestPlatform, 'display' | 'runWith' | 'version' | 'readOnlyMemory'>;
 
 /** Asks QEMU's program on this host which screens it can give its guests, and how it changes its user. */
 async function probeFeatures(binary: string): Promise<Features> {
@@ -349,7 +357,12 @@ async function probeFeatures(binary: string): Promise<Features> {
     ask('-display', 'help'),
     ask('-device', 'help'),
   ]);
-  return { display: displaySupport({ version, displays, devices }), runWith: isSince(version, RUN_WITH) };
+  return {
+    display: displaySupport({ version, displays, devices }),
+    runWith: isSince(version, RUN_WITH),
+    version: /version (.+)/.exec(version)?.[1] ?? version.slice(0, VERSION_CHARACTERS),
+    readOnlyMemory: isSince(version, READ_ONLY_MEMORY),
+  };
 }
 
 /** Returns the screen features of QEMU. `said` contains QEMU's output for `-version`, `-display help` and `-device help`. */
@@ -368,7 +381,7 @@ function isSince(said: string, first: { major: number; minor: number }): boolean
 }
 
 /** Number of the format of the saved results. An agent with another number ignores these results, and tries the platforms again. */
-const CACHE_FORMAT = 4;
+const CACHE_FORMAT = 5;
 /**
  * If an accelerator did not work, the agent uses the saved results only for this time. After that, a starting agent tries the accelerators
  * again. The cause of the failure can be temporary, for example an overloaded host after its boot.

@@ -65,14 +65,20 @@ interface Drive {
   sizeBytes: number;
 }
 
-/** Does all slow steps of a snapshot in advance. The snapshot will show the disk as it is when {@link takeSnapshot} is called. */
+/**
+ * Does all slow steps of a snapshot in advance. The snapshot will show the disk as it is when {@link takeSnapshot} is called. `afterStream`
+ * says that the guest is paused, and QEMU has just written its memory as a stream.
+ */
 export async function prepareSnapshot(
   qmp: QmpConnection,
   folder: string,
-  runAs: RunAs | undefined,
+  { runAs, afterStream = false }: { runAs: RunAs | undefined; afterStream?: boolean },
 ): Promise<Drive> {
   const drive = await requireDrive(qmp);
   await makeFiles(folder, drive.sizeBytes, runAs);
+  if (afterStream) {
+    await activateDisk(qmp);
+  }
   await qmp.execute('blockdev-add', {
     'node-name': OLD_NODE,
     driver: 'raw',
@@ -87,6 +93,16 @@ export async function prepareSnapshot(
     'cbw-timeout': WRITE_TIMEOUT_SECONDS,
   });
   return drive;
+}
+
+/**
+ * Makes QEMU use the disk again. After a stream, QEMU treats its disks as those of another process until the guest continues, and refuses
+ * the filter. A stream with the filter in place is refused, too. An export of the disk is the command that ends this state.
+ */
+async function activateDisk(qmp: QmpConnection): Promise<void> {
+  await qmp.execute('nbd-server-start', { addr: { type: 'unix', data: { path: SOCKET } } });
+  await qmp.execute('block-export-add', { type: 'nbd', id: EXPORT, 'node-name': DISK_NODE, name: EXPORT });
+  await endExport(qmp);
 }
 
 /** Inserts the filter, which takes a millisecond. The snapshot shows the disk as it is at this moment. */

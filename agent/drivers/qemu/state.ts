@@ -35,6 +35,8 @@ export const FILES = {
   migration: 'migration.sock',
   /** Saved memory and device states of a suspended machine. */
   memory: 'memory',
+  /** Folder for the memory of an image that is being saved from the machine. */
+  imageMemory: 'image-memory',
   /** Picture of the screen, while the agent makes it. */
   picture: 'screen.png',
 } as const;
@@ -64,6 +66,11 @@ const stateSchema = z.object({
   base: z.object({ path: z.string(), format: z.enum(['qcow2', 'raw']) }).optional(),
   /** Size of the disk in bytes; absent for a machine without a disk. */
   diskBytes: z.number().int().optional(),
+  /**
+   * Generation ID of an amd64 guest, a UUID. It is new when the disk is made, when it is reverted, and when the guest starts from the memory of
+   * an image. The guest then makes its random numbers anew.
+   */
+  generation: z.string().optional(),
   /** Values of the machine's last start. A resume must use the same values. */
   launched: z
     .object({
@@ -75,6 +82,10 @@ const stateSchema = z.object({
       /** Files of the machine's seed, relative to the machine's folder. Absent if the machine was started without a seed. */
       seed: z.object({ disk: z.string(), ignition: z.string().optional() }).optional(),
       screen: screenSchema,
+      /**
+       * Devices whose plan ends with the start: the kind of the network, whether VNC serves the screen, and whether the machine has an ISO.
+       */
+      devices: z.object({ network: z.enum(['user', 'tap']), vnc: z.boolean(), iso: z.boolean() }).optional(),
     })
     .optional(),
   /** State that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */
@@ -90,6 +101,13 @@ const stateSchema = z.object({
    */
   live: z.boolean(),
   suspended: z.boolean(),
+  /** True until the first start of a guest from this disk. So the disk is as its image has it. */
+  fresh: z.boolean().optional(),
+  /**
+   * True while a guest that was started from the memory of its image has not got an identity of its own yet. If the agent dies meanwhile,
+   * the process is ended, and the disk is made anew before the next start.
+   */
+  renewing: z.boolean().optional(),
   /** Whether the guest must stay paused. Absent if the guest was never paused. */
   paused: z.boolean().optional(),
   /** Ports of the host's loopback address that QEMU forwards to the guest. If the agent dies, it closes these ports after its restart. */

@@ -317,6 +317,13 @@ export const IMAGE_REASONS = {
     says: 'The disk of the machine could not be copied',
     todo: 'Read the condition’s message, and check the disk of the host',
   },
+  MemoryNotSaved: {
+    seen: TASK,
+    class: 'passing',
+    by: 'agent',
+    says: 'The memory of the VM could not be saved',
+    todo: 'Do what the condition’s message says, or create an Image without the memory',
+  },
   StorageKeepsContent: {
     seen: { Image: ['Event'] },
     class: 'final',

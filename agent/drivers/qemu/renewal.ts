@@ -1,0 +1,158 @@
+/**
+ * Gives a guest an identity of its own after a start from the memory of an image. Without this, all guests of the image would be the same
+ * computer: equal random numbers, machine ID, host name, SSH host keys and MAC address. The guest agent runs one script in the guest. The
+ * values come on the script's standard input, because all users of a guest can see the arguments of a process.
+ */
+import { randomBytes } from 'node:crypto';
+import { pause } from '../../../base/time.ts';
+import type { GuestCommandResult, VmLaunchPlan } from '../driver.ts';
+import { type GuestAgent, thaw } from './guestagent.ts';
+import { executeInGuest } from './guestexec.ts';
+
+/** Time within which a guest must be renewed. Renewal takes less than a second, or a few seconds in an emulated guest. */
+const RENEWAL_MILLISECONDS = 10_000;
+/** Time within which an emulated guest must be renewed. Its host can be busy with other emulated guests. */
+const EMULATED_RENEWAL_MILLISECONDS = 60_000;
+/** Time between two attempts to reach the guest agent, which answers about 0.1 s after the guest continues. */
+const ATTEMPT_INTERVAL_MILLISECONDS = 20;
+const SEED_BYTES = 64;
+const MACHINE_ID_BYTES = 16;
+/** Longest output that an error message repeats, in characters. */
+const OUTPUT_CHARACTERS = 500;
+/** Largest output of the script that is read, in bytes. An honest guest prints three lines. */
+const OUTPUT_BYTES = 64 * 1024;
+
+/**
+ * Script for a POSIX shell. It ends at its first failure. It is one compound command, so that the shell reads all of it before its programs
+ * could take the rest from standard input. At its end, it prints what the guest has now.
+ *
+ * The random numbers: a kernel with a driver for the generation ID has made its own anew already. Any other kernel gets new bytes and must be
+ * told to use them (the ioctl RNDRESEEDCRNG, 0x5207), because it would use old ones for up to a minute.
+ */
+const SCRIPT = `{
+set -eu
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+date -s "@$TIME" >/dev/null 2>&1 || date -s "@\${TIME%.*}" >/dev/null
+printf "$SEED" >/dev/urandom
+if ls /sys/bus/*/drivers/vmgenid/QEMUVGID* >/dev/null 2>&1; then :
+elif command -v perl >/dev/null; then perl -e 'ioctl(STDIN, 0x5207, 0) or exit 1' </dev/urandom
+elif command -v python3 >/dev/null; then python3 -c 'import fcntl; fcntl.ioctl(0, 0x5207)' </dev/urandom
+elif [ -x /etc/berth/reseed ]; then /etc/berth/reseed </dev/urandom
+else echo 'The kernel has no driver vmgenid, and the guest has neither perl, python3 nor /etc/berth/reseed to make its random numbers anew' >&2; exit 1
+fi
+if [ -e /etc/machine-id ]; then
+  printf '%s\\n' "$MACHINE_ID" >/etc/machine-id
+  if [ -f /var/lib/dbus/machine-id ] && [ ! -L /var/lib/dbus/machine-id ]; then
+    printf '%s\\n' "$MACHINE_ID" >/var/lib/dbus/machine-id
+  fi
+fi
+printf '%s' "$HOST_NAME" >/proc/sys/kernel/hostname
+if [ -e /etc/hostname ]; then printf '%s\\n' "$HOST_NAME" >/etc/hostname; fi
+if command -v ssh-keygen >/dev/null && [ -d /etc/ssh ]; then
+  rm -f /etc/ssh/ssh_host_*
+  ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
+  ssh-keygen -q -t ecdsa -N '' -f /etc/ssh/ssh_host_ecdsa_key
+  if [ -s /run/sshd.pid ]; then kill -HUP "$(cat /run/sshd.pid)"; fi
+fi
+if [ -n "$KEYS" ]; then
+  user=$(awk -F: '$3 == 1000 {print $1; exit}' /etc/passwd)
+  home=$(awk -F: '$3 == 1000 {print $6; exit}' /etc/passwd)
+  rm -f /root/.ssh/authorized_keys
+  : "\${user:=root}" "\${home:=/root}"
+  mkdir -p "$home/.ssh"
+  printf '%s\\n' "$KEYS" >"$home/.ssh/authorized_keys"
+  chmod 700 "$home/.ssh"
+  chmod 600 "$home/.ssh/authorized_keys"
+  if [ "$user" != root ]; then chown -R "$user" "$home/.ssh"; fi
+fi
+card=
+for path in /sys/class/net/*; do
+  case "$(readlink "$path/device/driver" || :)" in */virtio_net) card=\${path##*/} ;; esac
+done
+if [ -n "$card" ]; then
+  ip link set dev "$card" down
+  ip address flush dev "$card"
+  if [ -n "$MAC" ]; then ip link set dev "$card" address "$MAC"; fi
+  ip link set dev "$card" up
+fi
+for hook in /etc/berth/renew.d/*; do
+  if [ -x "$hook" ]; then "$hook"; fi
+done
+if [ -n "$card" ] && command -v ifup >/dev/null && grep -qs "$card" /etc/network/interfaces /etc/network/interfaces.d/*; then
+  (for _ in $(seq 300); do [ "$(cat "/sys/class/net/$card/carrier")" = 1 ] && break; sleep 0.1; done
+  ifdown --force "$card"; ifup "$card") >/dev/null 2>&1 &
+fi
+cat /proc/sys/kernel/hostname
+if [ -e /etc/machine-id ]; then cat /etc/machine-id; else echo "$MACHINE_ID"; fi
+if [ -n "$card" ] && [ -n "$MAC" ]; then cat "/sys/class/net/$card/address"; else echo "$MAC"; fi
+exit
+} </dev/null
+`;
+
+/**
+ * Renews the guest of a machine that was started from memory. `agent` is its guest agent, whose file systems are perhaps still frozen, as
+ * they were when the memory was saved. @throws Error when the guest does not answer in time, or does not have the identity of the VM then.
+ */
+export async function renewGuest(
+  agent: GuestAgent,
+  { guest, network }: Pick<VmLaunchPlan, 'guest' | 'network'>,
+  options: { accelerator: string; signal: AbortSignal | undefined },
+): Promise<void> {
+  const limit = AbortSignal.timeout(
+    options.accelerator === 'tcg' ? EMULATED_RENEWAL_MILLISECONDS : RENEWAL_MILLISECONDS,
+  );
+  const signal = options.signal === undefined ? limit : AbortSignal.any([limit, options.signal]);
+  await thawWhenReady(agent, signal);
+  const machineId = randomBytes(MACHINE_ID_BYTES).toString('hex');
+  const { vm, sshAuthorizedKeys } = guest.vm;
+  // A user-mode network is inside the hypervisor, and continues with the address that it gave to the saved card. Its ports lead there.
+  const macAddress = network.kind === 'tap' ? network.macAddress.toLowerCase() : '';
+  const expected = [vm.name, machineId, macAddress];
+  const values = {
+    TIME: (Date.now() / 1000).toFixed(3),
+    SEED: [...randomBytes(SEED_BYTES)].map((byte) => `\\${byte.toString(8).padStart(3, '0')}`).join(''),
+    MACHINE_ID: machineId,
+    HOST_NAME: vm.name,
+    MAC: macAddress,
+    KEYS: sshAuthorizedKeys.join('\n'),
+  };
+  const lines = Object.entries(values).map(([name, value]) => `${name}=${quoted(value)}\n`);
+  let room = OUTPUT_BYTES;
+  const result = await executeInGuest(agent, {
+    path: '/bin/sh',
+    arguments: ['-s'],
+    input: Buffer.from(lines.join('') + SCRIPT),
+    reserve: (bytes) => (room -= bytes) >= 0,
+    signal,
+  });
+  const said = textOf(result.stdout).split('\n').slice(0, expected.length);
+  if (result.exitCode !== 0 || said.join() !== expected.join()) {
+    const text = `${textOf(result.stdout)}${textOf(result.stderr)}`.trim().slice(0, OUTPUT_CHARACTERS);
+    throw new Error(`The script that renews the guest ended with code ${result.exitCode}: ${text}`);
+  }
+}
+
+/** Asks the guest to thaw its file systems until it answers. */
+async function thawWhenReady(agent: GuestAgent, signal: AbortSignal): Promise<void> {
+  for (;;) {
+    try {
+      await thaw(agent);
+      return;
+    } catch (error) {
+      if (signal.aborted) {
+        throw error;
+      }
+    }
+    await pause(ATTEMPT_INTERVAL_MILLISECONDS, signal);
+  }
+}
+
+function textOf(pieces: GuestCommandResult['stdout']): string {
+  return Buffer.concat(pieces).toString('utf8');
+}
+
+/** Quotes a value for a POSIX shell. */
+function quoted(text: string): string {
+  return `'${text.replaceAll("'", String.raw`'\''`)}'`;
+}

@@ -1,0 +1,186 @@
+/** Starts from the memory of an image, with real guests. */
+import { createHash } from 'node:crypto';
+import { readdir, readFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import type { BaseImage, MemoryFiles } from '../../../agent/disks/disk.ts';
+import type { MachineFolder, VmLaunchPlan } from '../../../agent/drivers/driver.ts';
+import { freePort } from '../../../hack/cluster/ports.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import {
+  BOOT_DEADLINE_MILLISECONDS,
+  folderOf,
+  guestBase,
+  page,
+  planFor,
+  tell,
+  TestMachine,
+} from '../../worlds/qemuguest.ts';
+
+/** Names of files that a save makes in the folder of a machine, and that must be gone after it. */
+const LEFT = ['image-memory', 'memory', 'copy'];
+
+describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
+  let source: TestMachine;
+  let image: BaseImage & { memory: MemoryFiles };
+
+  beforeAll(async () => {
+    source = await TestMachine.make();
+    await source.create(await guestBase('amd64'));
+    await source.start();
+    await source.page();
+    expect(await source.tell('agent=0')).toBe('listening\n');
+    expect(await source.tell('marker=template')).toBe('saved\n');
+    image = await save('image');
+  }, 300_000);
+
+  afterAll(async () => await source.host.end());
+
+  async function save(name: string): Promise<BaseImage & { memory: MemoryFiles }> {
+    const at = (end: string): string => join(source.host.directory, `${name}.${end}`);
+    const { memory, virtualSizeBytes } = await source.driver.copyDisk(source.folder, {
+      target: at('raw'),
+      memory: { ram: at('ram'), state: at('state') },
+      signal: new AbortController().signal,
+      onProgress: () => undefined,
+    });
+    if (memory === undefined) {
+      throw new Error('the memory was not saved');
+    }
+    return { path: at('raw'), digest: 'sha256:unused', format: 'raw', virtualSizeBytes, memory };
+  }
+
+  /** Makes a machine from the image, with a name and a MAC address of its own. */
+  async function clone(number: number): Promise<{ folder: MachineFolder; plan: VmLaunchPlan; port: number }> {
+    const port = await freePort();
+    const plan = planFor('amd64', port);
+    const { vm } = plan.guest;
+    const macAddress = `52:54:00:00:00:0${number}`;
+    const named = {
+      ...vm,
+      vm: { ...vm.vm, name: `clone-${number}` },
+      hardware: { ...vm.hardware, macAddress },
+    };
+    const folder = folderOf(source.host, `clone-${number}-${process.pid}`);
+    const own = { ...plan, guest: { ...plan.guest, vm: named }, network: { ...plan.network, macAddress } };
+    await source.driver.create(folder, own, image);
+    return { folder, plan: own, port };
+  }
+
+  async function inGuest(folder: MachineFolder, script: string): Promise<string> {
+    const { stdout } = await source.driver.execute(folder, {
+      path: '/bin/sh',
+      arguments: ['-c', script],
+      reserve: () => true,
+      signal: AbortSignal.timeout(BOOT_DEADLINE_MILLISECONDS),
+    });
+    return Buffer.concat(stdout).toString().trim();
+  }
+
+  it('the saved guest goes on, and nothing of the save is left in its folder', async () => {
+    expect(await source.page()).toMatchObject({ boots: '1', marker: 'template' });
+    const files = await readdir(source.folder.path);
+    expect(files.filter((name) => LEFT.includes(name))).toEqual([]);
+  });
+
+  it('two that start at once continue the saved guest, and are computers of their own', async () => {
+    const clones = [await clone(1), await clone(2)] as const;
+    await Promise.all(
+      clones.map(async ({ folder, plan }) => await source.driver.startFromMemory(folder, plan, image.memory)),
+    );
+    const told = await Promise.all(
+      clones.map(async ({ folder }) => ({
+        random: await inGuest(folder, 'head -c 64 /dev/urandom | sha256sum'),
+        uuid: await inGuest(folder, 'cat /proc/sys/kernel/random/uuid'),
+        name: await inGuest(folder, 'hostname'),
+        boots: await inGuest(folder, 'cat /var/run/boots'),
+      })),
+    );
+    expect(told.map(({ name, boots }) => ({ name, boots }))).toEqual([
+      { name: 'clone-1', boots: '1' },
+      { name: 'clone-2', boots: '1' },
+    ]);
+    expect(told[0]?.random).not.toBe(told[1]?.random);
+    expect(told[0]?.uuid).not.toBe(told[1]?.uuid);
+    for (const { port } of clones) {
+      expect(await page(port)).toMatchObject({ boots: '1', marker: 'template' });
+    }
+    // Each writes to its own disk and memory alone.
+    expect(await tell(clones[0].port, 'marker=first')).toBe('saved\n');
+    expect(await page(clones[1].port)).toMatchObject({ marker: 'template' });
+    await source.driver.suspend(clones[0].folder);
+    await source.driver.resume(clones[0].folder, clones[0].plan);
+    expect(await page(clones[0].port)).toMatchObject({ boots: '1', marker: 'first' });
+    for (const { folder } of clones) {
+      await source.driver.delete(folder);
+    }
+  });
+
+  it('leave the files of the image as they were', async () => {
+    const digest = async (path: string): Promise<string> =>
+      createHash('sha256')
+        .update(await readFile(path))
+        .digest('hex');
+    const before = await digest(image.memory.ram);
+    const { folder, plan, port } = await clone(3);
+    await source.driver.startFromMemory(folder, plan, image.memory);
+    await page(port);
+    await inGuest(folder, 'dd if=/dev/urandom of=/filled bs=1M count=40');
+    await source.driver.delete(folder);
+    expect(await digest(image.memory.ram)).toBe(before);
+  });
+
+  it('with another size or other devices are refused, and boot from the disk', async () => {
+    const { folder, plan, port } = await clone(4);
+    const larger = { ...plan, memoryBytes: 2 * plan.memoryBytes };
+    await expect(source.driver.startFromMemory(folder, larger, image.memory)).rejects.toMatchObject({
+      reason: 'SizeDiffers',
+    });
+    const withScreen = {
+      ...plan,
+      guest: { ...plan.guest, vm: { ...plan.guest.vm, vnc: { enabled: true } } },
+    };
+    await expect(source.driver.startFromMemory(folder, withScreen, image.memory)).rejects.toMatchObject({
+      reason: 'KeyDiffers',
+      message: 'The devices differs from that with which the image was saved',
+    });
+    await source.driver.start(folder, larger);
+    expect(await page(port)).toMatchObject({ boots: '2', marker: 'template' });
+    await source.driver.delete(folder);
+  });
+
+  it('whose guest cannot be renewed boot from a new disk', async () => {
+    expect(await inGuest(source.folder, 'mv /etc/berth/reseed /etc/berth/away && echo done')).toBe('done');
+    const broken = await save('broken');
+    const { folder, plan, port } = await clone(5);
+    await expect(source.driver.startFromMemory(folder, plan, broken.memory)).rejects.toMatchObject({
+      reason: 'RenewalFailed',
+    });
+    expect(await source.driver.inspect(folder)).toEqual({ kind: 'stopped' });
+    await source.driver.start(folder, plan);
+    expect(await page(port)).toMatchObject({ boots: '2' });
+    await source.driver.delete(folder);
+  });
+
+  it('whose agent dies before they are renewed end, and start again from a new disk', async () => {
+    expect(
+      await inGuest(
+        source.folder,
+        'printf "#!/bin/sh\\nsleep 600\\n" >/etc/berth/reseed; chmod 755 /etc/berth/reseed',
+      ),
+    ).toBe('');
+    const slow = await save('slow');
+    const { folder, plan, port } = await clone(6);
+    const starting = source.driver.startFromMemory(folder, plan, slow.memory).catch(() => 'failed');
+    await waitFor('the guest to be renewed', async () => {
+      const state = await readFile(join(folder.path, 'state.json'), 'utf8');
+      return state.includes('"renewing":true') && state.includes('"process"');
+    });
+    await source.host.restartAgent();
+    expect(await source.driver.inspect(folder)).toEqual({ kind: 'stopped' });
+    await source.driver.start(folder, plan);
+    expect(await page(port)).toMatchObject({ boots: '2' });
+    expect(await starting).toBe('failed');
+    await source.driver.delete(folder);
+  });
+});
