@@ -29,6 +29,8 @@ export interface MemoryFiles extends ImageMemory {
   ram: string;
   /** Path of the file with the state of the machine's devices, as a migration stream of the hypervisor. */
   state: string;
+  /** Whether VMs of several namespaces have asked for the image on this host. */
+  isShared?: boolean;
 }
 
 /** Image from which the agent clones the disks of machines. */

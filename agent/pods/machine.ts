@@ -12,6 +12,7 @@ import {
   type Machine,
   type MachinePort,
 } from '../../api/v1alpha1/machine.ts';
+import type { WarmStartReason } from '../../api/v1alpha1/names.ts';
 import type { HostPort } from '../../api/v1alpha1/ports.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
@@ -67,6 +68,12 @@ export interface MachineFailure {
   graceMilliseconds: number;
 }
 
+/** Whether a machine started from the memory of its image. The message is a sentence about why not. */
+export interface WarmStart {
+  reason: WarmStartReason;
+  message?: string;
+}
+
 export interface MachineRecord {
   /** Uid of the machine: the uid of the Pod for which it was created. */
   uid: string;
@@ -95,6 +102,10 @@ export interface MachineRecord {
   running: boolean;
   /** Whether the machine has run at least once. */
   everRan: boolean;
+  /** Whether the disk is as its image has it, because no guest has run on it. */
+  fresh?: boolean;
+  /** How the guest on the present disk began. Undefined until then, and if the image has no memory. */
+  warmStart?: WarmStart | undefined;
   /**
    * Whether the API server has accepted a Pod status that shows the machine as running. From then on, the disk of the machine can contain
    * users' data.

@@ -12,6 +12,7 @@ import {
   NETWORK_CONDITION,
   NO_ROOM_TO_SUSPEND,
   USER_DATA_CONDITION,
+  WARM_START_CONDITION,
 } from '../../api/v1alpha1/names.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
@@ -105,6 +106,7 @@ export function machineStatus(pod: Pod, view: MachineView, host: HostAddresses, 
     ...(disk === undefined ? [] : [condition(DISK_CONDITION, false, disk.reason, disk.message)]),
     ...resizeConditions(record, view.pendingResize),
     ...userDataConditions(view.runtime),
+    ...warmStartConditions(view.runtime.record),
   ];
   return {
     ...frame(pod, podPhase, host.address, now),
@@ -436,6 +438,15 @@ export function userDataConditions({
   }
   const reason = seedNotice === undefined ? 'Delivered' : 'DeliveredWithNotice';
   return [condition(USER_DATA_CONDITION, true, reason, seedNotice)];
+}
+
+/** Returns a list with the condition `berth.dev/WarmStart`. The list is empty before the first start, or if the image has no memory. */
+function warmStartConditions({ warmStart }: Readonly<MachineRecord>): SaidCondition<Reason>[] {
+  if (warmStart === undefined) {
+    return [];
+  }
+  const { reason, message } = warmStart;
+  return [condition(WARM_START_CONDITION, reason === 'Renewed', reason, message)];
 }
 
 /**

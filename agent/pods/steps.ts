@@ -36,6 +36,7 @@ import {
 import { connect } from './network.ts';
 import { offChange, wantsOff } from './plan.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
+import { startMachine } from './warmstart.ts';
 
 /** Shortest time between two progress reports of a download, because each report causes a request to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -59,7 +60,7 @@ async function createVm(host: PodHost, runtime: Runtime, operation: MachineOpera
     const password = await requireVncPassword(host, runtime);
     const base = await makeDisk(host, runtime, operation);
     await keepVncPassword(runtime, password);
-    host.records.update(runtime.record, { created: true, base });
+    host.records.update(runtime.record, { created: true, base, fresh: true });
     host.images.cloned(holder);
   } catch (error) {
     // The machine releases its images after a failure, so that the host can remove the images if it needs space. The next attempt requests
@@ -158,11 +159,13 @@ async function start(host: PodHost, runtime: Runtime, operation: MachineOperatio
   const end = record.end?.how === 'GuestShutdown' ? undefined : record.end;
   host.records.update(record, { restartedAt, end, ...change });
   host.disk.startsAnew(record.uid);
-  await driverOf(host, record).start(runtime.folder, plan, operation.abort.signal);
+  const warmStart = await startMachine(host, runtime, plan, operation);
   runtime.unseen = false;
   host.records.update(record, {
     running: true,
     everRan: true,
+    fresh: false,
+    warmStart,
     end: undefined,
     startedAt: timestamp(Date.now()),
     restarts: record.restarts + (restart ? 1 : 0),
@@ -255,7 +258,7 @@ async function revert(
 ): Promise<void> {
   const revertedAt = needed(operation.desired).revertRequestedAt;
   await driverOfVM(host, record).revert(folder, machinePlan(host, record, operation), record.base);
-  host.records.update(record, { revertedAt, end: undefined });
+  host.records.update(record, { revertedAt, end: undefined, fresh: true });
   tell(
     host,
     record,

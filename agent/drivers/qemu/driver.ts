@@ -38,7 +38,7 @@ import { createFiles, enlargeDisk, remakeFiles } from './files.ts';
 import { MachineGuest } from './guest.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
-import { requireSame } from './memorykey.ts';
+import { requireSafe, requireSame } from './memorykey.ts';
 import { type GuestPlatform, HostPlatforms } from './platform.ts';
 import { pauseGuest, unpauseGuest } from './hypervisor.ts';
 import { FILES, findMachines, readMachineFile, requireMachineFile } from './state.ts';
@@ -146,6 +146,7 @@ export class QemuDriver implements DriverOfVMs {
       const state = await requireMachineFile(folder.path);
       const platform = await this.#platforms.of(state.architecture);
       await requireSame({ uid: folder.uid, plan: this.#owned(plan), state, platform }, memory);
+      requireSafe(platform, memory);
       await this.#startFromMemory(folder, { plan: this.#owned(plan), memory, platform }, signal);
     }, signal);
   }

@@ -58,7 +58,7 @@ describe('a freeze', () => {
     const options = { agent, signal, remember: async () => undefined };
     const freeze = whileFrozen(options, async () => undefined);
     vi.advanceTimersByTime(PATIENCE_MILLISECONDS);
-    expect(await freeze).toEqual({ frozen: true, problems: [] });
+    expect(await freeze).toEqual({ frozen: true, confirmed: true, problems: [] });
     expect(await silent).toEqual(
       new StreamRefused(
         'The host no longer waits for the command, because a stop or copy of the VM began. Check in the guest whether the command still runs',

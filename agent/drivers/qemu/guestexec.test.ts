@@ -324,7 +324,7 @@ describe('a guest agent', () => {
     };
     const freeze = whileFrozen({ agent, signal, remember: async () => undefined }, work);
     expect(await question).toBe('busy');
-    expect(await freeze).toEqual({ frozen: true, problems: [] });
+    expect(await freeze).toEqual({ frozen: true, confirmed: true, problems: [] });
     expect(during).toBe('busy');
     expect(await agent.ask(signal, async () => 'asked')).toBe('asked');
   });

@@ -7,9 +7,11 @@ import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { formatQuantity } from '../../../api/v1alpha1/quantity.ts';
 import type { ImageMemory } from '../../../api/v1alpha1/task.ts';
+import type { MemoryFiles } from '../../disks/disk.ts';
 import { type VmLaunchPlan, WarmStartRefused } from '../driver.ts';
 import { commandLine, type CommandLine } from './arguments.ts';
 import { startedWith } from './displaycard.ts';
+import type { GuestPlatform } from './platform.ts';
 
 /** What the parts of a key stand for, in their order. Messages name the first part that differs. */
 const PARTS = [
@@ -76,6 +78,21 @@ export async function requireSame(
   const part = differingPart(memory.key, key);
   if (part !== undefined) {
     throw new WarmStartRefused('KeyDiffers', `The ${part} differs from that with which the image was saved`);
+  }
+}
+
+/**
+ * Checks that no guest can change the memory of guests of other namespaces. An old QEMU opens the file with the memory for writing. So a guest
+ * that has taken over its QEMU could change the file.
+ *
+ * @throws WarmStartRefused when other namespaces use the image.
+ */
+export function requireSafe({ readOnlyMemory }: GuestPlatform, { isShared }: MemoryFiles): void {
+  if (isShared === true && !readOnlyMemory) {
+    throw new WarmStartRefused(
+      'NotSupported',
+      'VMs of several namespaces use the image on this host. This needs QEMU 8.2 or later',
+    );
   }
 }
 

@@ -121,13 +121,22 @@ export class Catalog {
   }
 
   baseOf(stored: CatalogEntry): BaseImage {
-    const { digest, format, virtualSizeBytes, memory, untrustedMemory } = stored.metadata;
+    const {
+      digest,
+      format,
+      virtualSizeBytes,
+      memory,
+      isMemoryShared = false,
+      untrustedMemory,
+    } = stored.metadata;
     return {
       path: this.#layout.disk(stored.id),
       digest,
       format,
       virtualSizeBytes,
-      ...(memory && { memory: { ...memory, ...this.#layout.memory(stored.id) } }),
+      ...(memory && {
+        memory: { ...memory, ...this.#layout.memory(stored.id), ...(isMemoryShared && { isShared: true }) },
+      }),
       ...(untrustedMemory && { untrustedMemory }),
     };
   }
@@ -162,6 +171,8 @@ export class Catalog {
     const { metadata } = stored;
     if (!metadata.tenants.includes(tenant)) {
       metadata.tenants = [...metadata.tenants, tenant].slice(-TENANTS_LIMIT);
+      metadata.isMemoryShared ||= metadata.memoryTenant !== undefined && metadata.memoryTenant !== tenant;
+      metadata.memoryTenant ??= tenant;
       this.#unsaved.add(stored);
     }
     if (holder.startsWith(ENTRY)) {

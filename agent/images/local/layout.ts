@@ -75,6 +75,9 @@ const metadataSchema = z.object({
   entries: z.array(z.string()),
   /** Namespaces whose Pods asked for the image. The image counts in the share of each of them. */
   tenants: z.array(z.string()),
+  /** First namespace that asked for the image on this host, and whether another one has ever asked for it. */
+  memoryTenant: z.string().optional(),
+  isMemoryShared: z.boolean().optional(),
 });
 export type ImageMetadata = z.infer<typeof metadataSchema>;
 

@@ -1,0 +1,61 @@
+/**
+ * Starts a machine, from the memory of its image if that is possible, and else from its disk. Both give the same machine. So whatever prevents
+ * the first is no failure, and only the condition `berth.dev/WarmStart` of the Pod tells it.
+ */
+import { type LaunchPlan, type VmLaunchPlan, WarmStartRefused } from '../drivers/driver.ts';
+import { driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
+import type { PodHost } from './host.ts';
+import type { MachineOperation, MachineRecord, Runtime, WarmStart } from './machine.ts';
+
+/** Starts the machine. Returns what the condition tells of this start; undefined if the image of the machine has no memory. */
+export async function startMachine(
+  host: PodHost,
+  { record, folder }: Runtime,
+  plan: LaunchPlan,
+  { abort }: MachineOperation,
+): Promise<WarmStart | undefined> {
+  if (record.fresh !== true) {
+    // The disk has changed, so it no longer fits the memory. The condition goes on to tell how this guest began.
+    await driverOf(host, record).start(folder, plan, abort.signal);
+    return record.warmStart;
+  }
+  const obstacle = obstacleOf(record);
+  const memory = record.base?.memory;
+  if (memory !== undefined && obstacle === undefined) {
+    try {
+      await driverOfVM(host, record).startFromMemory(folder, plan as VmLaunchPlan, memory, abort.signal);
+      return { reason: 'Renewed' };
+    } catch (error) {
+      if (!(error instanceof WarmStartRefused)) {
+        throw error;
+      }
+      await driverOf(host, record).start(folder, plan, abort.signal);
+      return { reason: error.reason, message: error.message };
+    }
+  }
+  await driverOf(host, record).start(folder, plan, abort.signal);
+  return obstacle;
+}
+
+/** Returns why a machine whose image has memory boots from its disk; undefined if it can start from memory, or its image has no memory. */
+function obstacleOf({ base, machine }: Readonly<MachineRecord>): WarmStart | undefined {
+  if (base?.untrustedMemory === true) {
+    return {
+      reason: 'MemoryNotTrusted',
+      message: 'The image has memory, but it is not from the image storage of the cluster',
+    };
+  }
+  if (base?.memory === undefined || machine === undefined) {
+    return undefined;
+  }
+  if (machine.start === 'Cold') {
+    return { reason: 'ColdWanted', message: 'The VM has start: Cold' };
+  }
+  if (machine.userData !== undefined || machine.userDataSecretRef !== undefined) {
+    return {
+      reason: 'NotSupported',
+      message: 'The VM has user data, which a guest reads only when it boots',
+    };
+  }
+  return undefined;
+}
