@@ -12,6 +12,7 @@ import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState 
 import { UNREADABLE } from '../statefile.ts';
 import { diskNode } from './arguments.ts';
 import { diskReader, requireOwnData } from './files.ts';
+import type { RunAs } from '../../../base/exec.ts';
 import { type Freeze, type GuestAgent, thaw, whileFrozen } from './guestagent.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import type { MachineContext } from './launch.ts';
@@ -25,6 +26,7 @@ import {
 } from './imagememory.ts';
 import type { QemuMachine } from './machine.ts';
 import type { HostPlatforms } from './platform.ts';
+import type { QmpConnection } from './qmp.ts';
 import {
   dropSnapshot,
   prepareSnapshot,
@@ -204,29 +206,16 @@ export class DiskCopies {
     { target, memory, signal, onProgress }: CopyOptions,
   ): Promise<Copied> {
     const { path, uid } = this.#folder;
-    const { isRoot, logger } = this.#context;
-    const hypervisor = await this.#machine.hypervisor();
-    if (hypervisor === undefined) {
-      throw new Error('The hypervisor has ended');
-    }
+    const { isRoot } = this.#context;
+    const hypervisor = await this.#machine.required();
     const qmp = await hypervisor.qmp();
     const runAs = processUser(isRoot, file.launched?.runAs);
-    const savable = memory && requireSavable(file);
-    const { state } = this.#machine;
-    let take: () => Promise<void>;
-    if (savable === undefined) {
-      const drive = await prepareSnapshot(qmp, path, { runAs });
-      take = async () => await takeSnapshot(qmp, drive);
-    } else {
-      await makeStreamFolder(this.#folder);
-      take = async () => await saveStream(this.#folder, { ...savable, qmp, state });
-    }
-    const { frozen, confirmed, problems } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
+    const take = await (memory === undefined
+      ? this.#prepareDisk(qmp, runAs)
+      : this.#prepareMemory(qmp, file));
+    const { frozen, confirmed } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
     const savedAt = Date.now();
-    if (problems.length > 0) {
-      logger.warn({ uid, problems }, 'The guest agent had problems with the freeze of the file systems');
-    }
-    if (memory && !confirmed) {
+    if (memory !== undefined && !confirmed) {
       throw new ReasonedError('MemoryNotSaved', NOT_FROZEN);
     }
     const source = await serveSnapshot(qmp);
@@ -235,6 +224,20 @@ export class DiskCopies {
     await convertToRaw(source, target, { folder: path, mark: markOf(uid), as, signal, onProgress });
     const saved = memory && (await this.#splitStream(file, memory, savedAt));
     return { consistency: frozen ? 'FileSystem' : 'Crash', ...(saved && { memory: saved }) };
+  }
+
+  /** Prepares a snapshot of the disk. Returns the function that takes it. */
+  async #prepareDisk(qmp: QmpConnection, runAs: RunAs | undefined): Promise<() => Promise<void>> {
+    const drive = await prepareSnapshot(qmp, this.#folder.path, { runAs });
+    return async () => await takeSnapshot(qmp, drive);
+  }
+
+  /** Prepares a snapshot of the memory and the disk. Returns the function that takes it. */
+  async #prepareMemory(qmp: QmpConnection, file: MachineFile): Promise<() => Promise<void>> {
+    const savable = requireSavable(file);
+    await makeStreamFolder(this.#folder);
+    const { state } = this.#machine;
+    return async () => await saveStream(this.#folder, { ...savable, qmp, state });
   }
 
   async #splitStream(
@@ -263,7 +266,15 @@ export class DiskCopies {
       };
     }
     const remember = async (frozen: boolean) => await this.#note({ frozen });
-    return await whileFrozen({ agent, signal, remember }, work);
+    const freeze = await whileFrozen({ agent, signal, remember }, work);
+    const { uid } = this.#folder;
+    if (freeze.problems.length > 0) {
+      this.#context.logger.warn(
+        { uid, problems: freeze.problems },
+        'The guest agent had problems with the freeze of the file systems',
+      );
+    }
+    return freeze;
   }
 
   async #copyStill(

@@ -70,9 +70,10 @@ export interface MachineStart {
  */
 export async function launchMachine(
   folder: MachineFolder,
-  { plan, state, platform, incoming, memory }: MachineStart,
+  start: MachineStart,
   context: Pick<MachineContext, 'cgroups' | 'ownRoot'>,
 ): Promise<Launched> {
+  const { plan, state, platform, incoming, memory } = start;
   const { cpu, memoryBytes } = state.launched ?? plan;
   // The memory of a suspended machine fits only the accelerator with which the machine was started. Since then, the host can have found
   // another one, for example because somebody has corrected the rights of /dev/kvm.
@@ -83,13 +84,23 @@ export async function launchMachine(
   await prepareDisk(path, state, runAs);
   const sizes = { cpu, memoryBytes };
   const parameters = commandLine({ uid, plan, state, platform: started, ...sizes, runAs, incoming, memory });
-  const files = [state.base?.path, plan.guest.iso?.path, memory?.path].filter((file) => file !== undefined);
   const hasScreen = state.launched?.screen?.card !== undefined;
   const limits = limitsOf({ cpu, memoryBytes, accelerator, hasScreen });
   const logged = withLogWriter([platform.binary, ...parameters]);
-  const command = context.ownRoot?.enclose({ folder: path, files }, logged) ?? logged;
+  const command = context.ownRoot?.enclose({ folder: path, files: imagesOf(start) }, logged) ?? logged;
   const options = { name: 'hypervisor', command, environment: ENVIRONMENT, limits };
   return await launch(folder, options, context.cgroups);
+}
+
+/** Returns the paths of the files outside of the machine's folder that its process opens. */
+function imagesOf({ plan, state, memory }: MachineStart): string[] {
+  // A memory file that the process writes is in the machine's folder.
+  const paths = [
+    state.base?.path,
+    plan.guest.iso?.path,
+    memory?.isShared === false ? memory.path : undefined,
+  ];
+  return paths.filter((path) => path !== undefined);
 }
 
 async function prepareDisk(folder: string, state: MachineFile, runAs: RunAs | undefined): Promise<void> {

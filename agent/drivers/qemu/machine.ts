@@ -114,7 +114,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
       await restoreMemory(path, qmp, plan.memoryBytes, { file: memory.state, ignoresFile: true });
       await qmp.execute('set_link', { name: NETWORK, up: false });
       await qmp.execute('cont');
-      await renew(await this.#required());
+      await renew(await this.required());
       await qmp.execute('set_link', { name: NETWORK, up: true });
       await this.state.update({ renewing: undefined });
     } catch (error) {
@@ -138,7 +138,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
       const qmp = await this.#bringUp({ plan, platform, incoming: true, memory: file });
       await restoreMemory(path, qmp, plan.memoryBytes, { file: stream });
       await saveMemory(path, qmp, plan.memoryBytes, { file: state, ignoresFile: true });
-      await quit(await this.#required(), this.#context.logger);
+      await quit(await this.required(), this.#context.logger);
       await this.forgetProcess();
     } catch (error) {
       throw await this.failedStart(error);
@@ -146,7 +146,8 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
     await sync(ram);
   }
 
-  async #required(): Promise<Hypervisor> {
+  /** Returns the live hypervisor. @throws Error when the machine has no live process. */
+  async required(): Promise<Hypervisor> {
     const hypervisor = await this.hypervisor();
     if (hypervisor === undefined) {
       throw new Error('The hypervisor has ended');
@@ -180,7 +181,10 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
   }
 
   async suspend(): Promise<void> {
-    const hypervisor = await this.#required();
+    const hypervisor = await this.hypervisor();
+    if (hypervisor === undefined) {
+      throw new Error('Only a running machine can be suspended');
+    }
     const qmp = await hypervisor.qmp();
     const { launched } = await this.state.update({ intent: 'suspend' });
     try {

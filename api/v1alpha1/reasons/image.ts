@@ -322,7 +322,7 @@ export const IMAGE_REASONS = {
     class: 'passing',
     by: 'agent',
     says: 'The memory of the VM could not be saved',
-    todo: 'Do what the condition’s message says, or create an Image without the memory',
+    todo: 'Read the condition’s message, or create an Image without the memory',
   },
   StorageKeepsContent: {
     seen: { Image: ['Event'] },

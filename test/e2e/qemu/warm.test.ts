@@ -88,7 +88,7 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     await Promise.all(
       clones.map(async ({ folder, plan }) => await source.driver.startFromMemory(folder, plan, image.memory)),
     );
-    const told = await Promise.all(
+    const reports = await Promise.all(
       clones.map(async ({ folder }) => ({
         random: await inGuest(folder, 'head -c 64 /dev/urandom | sha256sum'),
         uuid: await inGuest(folder, 'cat /proc/sys/kernel/random/uuid'),
@@ -96,12 +96,12 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
         boots: await inGuest(folder, 'cat /var/run/boots'),
       })),
     );
-    expect(told.map(({ name, boots }) => ({ name, boots }))).toEqual([
+    expect(reports.map(({ name, boots }) => ({ name, boots }))).toEqual([
       { name: 'clone-1', boots: '1' },
       { name: 'clone-2', boots: '1' },
     ]);
-    expect(told[0]?.random).not.toBe(told[1]?.random);
-    expect(told[0]?.uuid).not.toBe(told[1]?.uuid);
+    expect(reports[0]?.random).not.toBe(reports[1]?.random);
+    expect(reports[0]?.uuid).not.toBe(reports[1]?.uuid);
     for (const { port } of clones) {
       expect(await page(port)).toMatchObject({ boots: '1', marker: 'template' });
     }
