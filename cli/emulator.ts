@@ -64,7 +64,7 @@ export function addEmulatorConfigCommands(noun: Command, terminal: Terminal): vo
         rows: [],
         columns: [],
         itemOf: (row) => row,
-        none: 'There are no emulator configs. Set the values with the flags of `emulator deploy`',
+        none: 'There are no emulator configs. Set the values with the flags of `berth emulator deploy`',
       });
     });
 }

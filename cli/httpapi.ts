@@ -72,7 +72,7 @@ export async function directOrAsked<T>(
     }
     if (apiURL === undefined) {
       throw new CommandError(
-        `${printable(messageOf(error))}. Members of a namespace need the HTTP API of Berth for this command: set its address with "config set --api-url"`,
+        `${printable(messageOf(error))}. Members of a namespace need the HTTP API of Berth for this command: set its address with \`berth config set --api-url URL\``,
         EXIT.denied,
       );
     }
@@ -168,7 +168,7 @@ function requireSameCluster(
   const isSameServer = address?.origin === ownAddress.origin;
   if (isSameServer ? pathOf(address) !== pathOf(ownAddress) : !isSameAuthority) {
     throw new CommandError(
-      `The settings name the HTTP API ${apiURL}, but it does not belong to the cluster of ${server}. Choose another context with --context, or another HTTP API with "config set --api-url"`,
+      `The settings name the HTTP API ${apiURL}, but it does not belong to the cluster of ${server}. Choose another context with --context, or another HTTP API with \`berth config set --api-url URL\``,
       EXIT.usage,
     );
   }

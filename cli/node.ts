@@ -279,7 +279,9 @@ export async function changeTag(
           cluster,
           name,
           async (access) =>
-            await changeTagOf(access, { namespace, host: name, tag, isSet }).catch(withAdvice),
+            await changeTagOf(access, { namespace, host: name, tag, isSet }).catch((error: unknown) =>
+              withAdvice(error, name),
+            ),
         ),
       async (server) => {
         const path = namespacePath(namespace, 'nodes', name, isSet ? 'tag' : 'untag');
@@ -292,9 +294,12 @@ export async function changeTag(
   });
 }
 
-function withAdvice(error: unknown): never {
+function withAdvice(error: unknown, host: string): never {
   throw error instanceof ActionError
-    ? new ActionError(error.kind, `${error.message}. First remove a tag with \`berth node untag\``)
+    ? new ActionError(
+        error.kind,
+        `${error.message}. First remove a tag with \`berth node untag ${host} TAG\``,
+      )
     : error;
 }
 

@@ -220,7 +220,7 @@ function ended(server: Server, { action, result, message }: LastAction): Server 
 
 function outOfTime(name: string, action: PowerAction, timeout: number): CommandError {
   return new CommandError(
-    `${action} of server ${name} has not ended after ${timeText(timeout)}. The request stays: look at the server with server get`,
+    `${action} of server ${name} has not ended after ${timeText(timeout)}. The request stays. Look at the server with \`berth server get ${name}\``,
     EXIT.noAnswer,
   );
 }

@@ -48,7 +48,7 @@ export function addVMConfigCommands(noun: Command, terminal: Terminal): void {
 
 /** @throws InvalidArgumentError, because all VMs of the config would have the same number. */
 function refuseSerial(): never {
-  throw new InvalidArgumentError('A serial number belongs to a single VM. Give it to `vm deploy`.');
+  throw new InvalidArgumentError('A serial number belongs to a single VM. Give it to `berth vm deploy`.');
 }
 
 export const VM_CONFIG_KIND: NounKind<VMConfig> = {

@@ -7,16 +7,10 @@
 import { execFileSync } from 'node:child_process';
 import { globSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { parseSync } from 'oxc-parser';
 import { parse } from 'yaml';
-import { WINGS } from './lint/layers.ts';
+import { listMessages } from './messages.ts';
 
 const root = process.argv[2] ?? join(import.meta.dirname, '..');
-/** Wings whose texts users read. */
-const SPEAKING = Object.keys(WINGS).filter((wing) => wing !== 'hack' && wing !== 'test');
-/** Words that a text has at least to count as a message. */
-const SENTENCE_LENGTH = 3;
-
 const read = (path: string): string => readFileSync(join(root, path), 'utf8');
 
 interface Schema {
@@ -132,47 +126,11 @@ function listRows(page: string): string[] {
   return rows.map(([, cell]) => `${page} ${cell}`);
 }
 
-/** Part of a syntax tree, as far as texts need it. */
-interface Tree {
-  readonly type?: string;
-  readonly value?: unknown;
-  readonly quasis?: readonly { readonly value: { readonly cooked: string | null } }[];
-}
-
-/** Returns the texts in a part of a syntax tree. Parts that the program fills in are `${}`. */
-function* textsIn(tree: unknown): Generator<string> {
-  if (typeof tree !== 'object' || tree === null) {
-    return;
-  }
-  const { type, value, quasis = [] } = tree as Tree;
-  if (type === 'Literal' && typeof value === 'string') {
-    yield value;
-  }
-  if (type === 'TemplateLiteral') {
-    yield quasis.map((part) => part.value.cooked ?? '').join('${}');
-  }
-  for (const part of Object.values(tree)) {
-    yield* textsIn(part);
-  }
-}
-
-function listMessages(): string[] {
-  const files = SPEAKING.flatMap((wing) => globSync(`${wing}/**/*.ts`, { cwd: root })).filter(
-    (file) => !file.endsWith('.test.ts'),
-  );
-  const isMessage = (text: string): boolean =>
-    text.split(' ').filter((word) => /\w/.test(word)).length >= SENTENCE_LENGTH;
-  return files
-    .flatMap((file) => [...textsIn(parseSync(file, read(file)).program)])
-    .filter(isMessage)
-    .map((text) => `message ${text}`);
-}
-
 const lines = [
   ...listKinds(),
   ...listPaths(),
   ...commandsBelow([]),
   ...['configuration', 'metrics', 'reasons', 'values'].flatMap(listRows),
-  ...listMessages(),
+  ...listMessages(root).map((text) => `message ${text}`),
 ];
 console.log([...new Set(lines.map((line) => line.replaceAll('\n', ' ')))].sort().join('\n'));

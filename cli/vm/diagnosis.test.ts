@@ -207,7 +207,7 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
   [
     'a guest that has shut down',
     { vm: vm({ phase: 'Stopped', conditions: [condition('Ready', 'False', 'GuestShutdown')] }) },
-    step('machine', 'GuestShutdown', /vm start mac/),
+    step('machine', 'GuestShutdown', /: berth vm start mac$/),
   ],
   [
     'deletion',
@@ -251,7 +251,7 @@ it('shows the machine of a VM that is to be suspended as off, and as no problem'
     area: 'machine',
     reason: 'Suspended',
     message: 'spec.powerState asks for Suspended',
-    todo: ['Start the VM again: vm resume mac'],
+    todo: ['Start the VM again: berth vm resume mac'],
   });
   expect(suspended.checks).toContainEqual(expect.objectContaining({ area: 'machine', state: 'off' }));
 });

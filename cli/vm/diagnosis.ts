@@ -292,7 +292,9 @@ function power({ vm }: Seen): Problem | undefined {
   const asked = { reason: phase, message: `spec.powerState asks for ${wanted}` };
   const cause = wanted === 'Running' ? ownEnd(vm) : asked;
   const verb = phase === 'Suspended' ? 'resume' : 'start';
-  return cause && { area: 'machine', ...cause, todo: [`Start the VM again: vm ${verb} ${metadata.name}`] };
+  return (
+    cause && { area: 'machine', ...cause, todo: [`Start the VM again: berth vm ${verb} ${metadata.name}`] }
+  );
 }
 
 function ownEnd(vm: VM): Pick<Problem, 'reason' | 'message'> | undefined {

@@ -21,8 +21,8 @@ const NO_MACHINE: Readonly<Record<string, string>> = {
   Scheduled: 'Wait until the VM runs',
   Pulling: 'Wait until the VM runs',
   Cloning: 'Wait until the VM runs',
-  Stopped: 'Start the VM with `vm start`',
-  Suspended: 'Resume the VM with `vm resume`',
+  Stopped: 'Start the VM with `berth vm start NAME`',
+  Suspended: 'Resume the VM with `berth vm resume NAME`',
   Failed: 'The conditions of the VM show the reason',
 };
 
@@ -35,7 +35,7 @@ export async function runningVM(cluster: UserCluster, name: string, signal: Abor
   const { phase = '' } = vm.status ?? {};
   const advice = NO_MACHINE[phase];
   if (advice !== undefined) {
-    throw new CommandError(`VM ${name} is ${phase}. ${advice}`);
+    throw new CommandError(`VM ${name} is ${phase}. ${advice.replace('NAME', name)}`);
   }
   return vm;
 }

@@ -116,13 +116,13 @@ it.each([
     { phase: 'Stopped' },
     { powerState: 'Stopped' },
     {},
-    'has the powerState Stopped. Start the VM with `vm start`',
+    'has the powerState Stopped. Start the VM with `berth vm start mac`',
   ],
   [
     { phase: 'Stopped', restartedAt: LATE, ...SHUT_DOWN },
     { restartRequestedAt: LATE },
     {},
-    'has powered itself off. Start the VM with `vm start`',
+    'has powered itself off. Start the VM with `berth vm start mac`',
   ],
   [{ phase: 'Running' }, {}, { deletionTimestamp: LATE }, 'is being deleted'],
 ])('ends for a VM that cannot run: %j %j %j', (status, spec, metadata, failure) => {
@@ -131,9 +131,9 @@ it.each([
 });
 
 it.each([
-  ['stopped', 'Suspended', 'Stop the VM with `vm stop`'],
-  ['suspended', 'Running', 'Suspend the VM with `vm suspend`'],
-  ['suspended', 'Stopped', 'Suspend the VM with `vm suspend`'],
+  ['stopped', 'Suspended', 'Stop the VM with `berth vm stop mac`'],
+  ['suspended', 'Running', 'Suspend the VM with `berth vm suspend mac`'],
+  ['suspended', 'Stopped', 'Suspend the VM with `berth vm suspend mac`'],
 ])('ends for a VM that is not to be %s but %s', (goal, powerState, advice) => {
   expect(reached(vm({ phase: 'Running' }, { powerState }), parseGoal(goal))).toEqual({
     failure: `VM mac has the powerState ${powerState}. ${advice}`,
@@ -143,7 +143,7 @@ it.each([
 it('ends for a VM that cannot be suspended, because it is off', () => {
   expect(reached(vm({ phase: 'Stopped' }, { powerState: 'Suspended' }), parseGoal('suspended'))).toEqual({
     failure:
-      'VM mac is Stopped, so it has no memory to save. Start the VM with `vm start`, and suspend it again',
+      'VM mac is Stopped, so it has no memory to save. Start the VM with `berth vm start mac`, and suspend it again',
   });
 });
 

@@ -125,14 +125,24 @@ export type Goal = { readonly state: State } | ConditionGoal;
 
 /**
  * For each state, `fit` lists the values of `spec.powerState` with which a VM can reach the state. `advice` is the next step for the user
- * if the VM has another value. With the value `Running`, a VM can also reach `stopped`, because its guest can shut down.
+ * if the VM with this name has another value. With the value `Running`, a VM can also reach `stopped`, because its guest can shut down.
  */
 const POWER = {
-  running: { fit: ['Running'], advice: 'Start the VM with `vm start`' },
-  ready: { fit: ['Running'], advice: 'Start the VM with `vm start`' },
-  stopped: { fit: ['Running', 'Stopped'], advice: 'Stop the VM with `vm stop`' },
-  suspended: { fit: ['Suspended'], advice: 'Suspend the VM with `vm suspend`' },
+  running: { fit: ['Running'], advice: adviseStart },
+  ready: { fit: ['Running'], advice: adviseStart },
+  stopped: {
+    fit: ['Running', 'Stopped'],
+    advice: (name: string) => `Stop the VM with \`berth vm stop ${name}\``,
+  },
+  suspended: {
+    fit: ['Suspended'],
+    advice: (name: string) => `Suspend the VM with \`berth vm suspend ${name}\``,
+  },
 } as const;
+
+function adviseStart(name: string): string {
+  return `Start the VM with \`berth vm start ${name}\``;
+}
 
 /** Reason of a VM whose guest has powered itself off. */
 const OWN_END: Reason = 'GuestShutdown';
@@ -234,13 +244,13 @@ function reasonToStay(vm: VM, state: keyof typeof POWER): string | undefined {
   const { powerState: wanted = 'Running' } = vm.spec;
   const { fit, advice } = POWER[state];
   if (!fit.some((one) => one === wanted)) {
-    return `VM ${name} has the powerState ${wanted}. ${advice}`;
+    return `VM ${name} has the powerState ${wanted}. ${advice(name)}`;
   }
   if (state === 'suspended' && vm.status?.phase === 'Stopped') {
-    return `VM ${name} is Stopped, so it has no memory to save. ${POWER.running.advice}, and suspend it again`;
+    return `VM ${name} is Stopped, so it has no memory to save. ${adviseStart(name)}, and suspend it again`;
   }
   const mustRun = state === 'running' || state === 'ready';
-  return mustRun && staysOff(vm) ? `VM ${name} has powered itself off. ${advice}` : undefined;
+  return mustRun && staysOff(vm) ? `VM ${name} has powered itself off. ${advice(name)}` : undefined;
 }
 
 /** Reports whether the guest has powered itself off, and nothing will start the VM again. */
