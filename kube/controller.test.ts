@@ -1,7 +1,7 @@
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Controller, type ControllerOptions, type Result } from './controller.ts';
-import { TerminalError } from './errors.ts';
+import { ApiError, TerminalError } from './errors.ts';
 import { createMetrics } from './metrics.ts';
 
 const metrics = createMetrics();
@@ -53,6 +53,26 @@ describe('controller', () => {
     controller.enqueue('n/a');
     await vi.advanceTimersByTimeAsync(1_000);
     expect(waits().slice(5)).toEqual([5]);
+  });
+
+  it('logs the first conflicts of an object for developers only, and more of them as warnings', async () => {
+    const levels: string[] = [];
+    const write = (line: string): void => void levels.push((JSON.parse(line) as { level: string }).level);
+    const formatters = { level: (label: string) => ({ level: label }) };
+    const controller = createController(
+      'conflicts',
+      async () => {
+        if (levels.length < 6) {
+          throw new ApiError('the object has been modified', { status: 409, reason: 'Conflict' });
+        }
+        return undefined;
+      },
+      { logger: pino({ level: 'debug', formatters }, { write }) },
+    );
+    controller.start(end.signal);
+    controller.enqueue('n/a');
+    await vi.advanceTimersByTimeAsync(1_000);
+    expect(levels).toEqual([...Array<string>(5).fill('debug'), 'warn']);
   });
 
   it('drops the keys of objects that are deleted before it starts, and works on their keys afterwards', async () => {

@@ -18,6 +18,11 @@ const BACKOFF_FIRST_MILLISECONDS = 5;
  */
 const BACKOFF_CAP_MILLISECONDS = 60_000;
 /**
+ * Number of conflicts, one after the other, that are usual for an object. Another program changed the object at the same time, and the next
+ * attempt works with its change. More of them can mean that two programs undo each other's changes.
+ */
+const USUAL_CONFLICTS = 5;
+/**
  * Wait in milliseconds before the controller checks again whether the cache contains the last change by this process. A watch usually
  * reports a change within a few milliseconds. The controllers of Cluster API have the same wait.
  */
@@ -216,7 +221,8 @@ export class Controller {
       this.#metrics.panics.inc();
       logger.error({ err: error, waitMilliseconds }, 'reconcile failed because of a fault of the program');
     } else {
-      logger[isConflict(error) ? 'info' : 'warn']({ err: error, waitMilliseconds }, 'reconcile failed');
+      const isUsual = isConflict(error) && failures <= USUAL_CONFLICTS;
+      logger[isUsual ? 'debug' : 'warn']({ err: error, waitMilliseconds }, 'reconcile failed');
     }
     return 'error';
   }

@@ -24,9 +24,12 @@ let watches: Watch[];
 let client: KubeClient;
 let informer: Informer<KubeObject>;
 let end: AbortController;
+/** Lines of the log, at the levels that operators see by default. */
+let logged: string[];
 
 beforeEach(() => {
   vi.useFakeTimers();
+  logged = [];
   watches = [];
   end = new AbortController();
   const stream = async (path: string, signal: AbortSignal) => {
@@ -47,7 +50,8 @@ afterEach(() => {
 });
 
 function started(): Informer<KubeObject> {
-  const informer = new Informer(client, TYPE, { logger: pino({ level: 'silent' }) });
+  const logger = pino({ level: 'info' }, { write: (line) => void logged.push(line) });
+  const informer = new Informer(client, TYPE, { logger });
   informer.start(end.signal);
   return informer;
 }
@@ -93,6 +97,7 @@ it('cuts a watch that is behind, but no read of all objects, and no watch that h
   informer.cutIfStale('30');
   expect(second.signal.aborted).toBe(true);
   expect((await opened(3)).path).toContain('resourceVersion=20');
+  expect(logged.at(-1)).toContain('"reason":"behind","msg":"watch cut and resumed"');
 });
 
 it('reads all objects again when a resumed watch stays silent, because its place can be in the future after a restore of etcd', async () => {
@@ -110,6 +115,7 @@ it('reads all objects again when a resumed watch stays silent, because its place
   await vi.advanceTimersByTimeAsync(90_001);
   const fourth = await opened(4);
   expect(fourth.path, 'after a watch that was silent from its start').toContain('sendInitialEvents=true');
+  expect(logged, 'because an API server may have nothing to tell').toEqual([]);
   fourth.send('BOOKMARK', lastInitial('3'));
   await reached('3');
   expect(informer.cache.list()).toEqual([]);

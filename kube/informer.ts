@@ -130,7 +130,10 @@ export class Informer<T extends KubeObject> {
   async #recover(signal: AbortSignal, error: unknown): Promise<void> {
     if (error instanceof CutError) {
       this.#metrics.cuts.inc({ resource: this.#label, reason: error.reason });
-      this.#logger.warn({ reason: error.reason }, 'watch cut and resumed');
+      // An API server without progress notifications of etcd sends nothing about a kind that nobody changes. This is no fault. If the server
+      // is away, the next watch fails, and that is a warning.
+      const level = error.reason === 'silent' ? 'debug' : 'warn';
+      this.#logger[level]({ reason: error.reason }, 'watch cut and resumed');
       return;
     }
     const asked = error instanceof ApiError ? error.retryAfterMilliseconds : undefined;
