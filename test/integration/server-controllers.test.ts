@@ -127,14 +127,13 @@ describe.concurrent('a Server', () => {
     for (const action of ['On', 'Reboot', 'Off'] as const) {
       expect(await act(name, action)).toBe(`Succeeded: The controller of Server ${name} confirmed ${action}`);
     }
-    // A watch can leave out short states. These wait for the controller, so they are always seen.
-    const states = (seen.get(name) ?? []).filter((state) => /Rebooting|Succeeded/.test(state));
-    expect(states).toEqual([
-      'On On Succeeded',
-      'Rebooting Reboot Running',
-      'On Reboot Succeeded',
-      'Off Off Succeeded',
-    ]);
+    const states = seen.get(name) ?? [];
+    const ends = ['On On Succeeded', 'On Reboot Succeeded', 'Off Off Succeeded'];
+    expect(states.filter((state) => state.endsWith('Succeeded'))).toEqual(ends);
+    // A controller can confirm a reboot before the operator has written that it accepted it. Then no state has the power Rebooting.
+    const rebooting = states.filter((state) => state.startsWith('Rebooting'));
+    expect(['Rebooting Reboot Running', undefined]).toContain(rebooting[0]);
+    expect(rebooting.length).toBeLessThan(2);
     expect(await act(name, 'Off')).toBe(`Succeeded: Server ${name} is already off`);
     expect((await ready(name)).status).toBe('True');
   });
