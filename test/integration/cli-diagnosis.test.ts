@@ -3,11 +3,12 @@ import { readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { gunzipSync } from 'node:zlib';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { TASK_ANNOTATION, WARM_START_CONDITION } from '../../api/v1alpha1/names.ts';
 import { IMAGES, VMS } from '../../api/v1alpha1/resources.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { JOBS } from '../../kube/core.ts';
+import { JOBS, PODS } from '../../kube/core.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import { ActingHost, setNodeCondition } from '../worlds/actinghost.ts';
@@ -294,13 +295,28 @@ describe('a copy of a disk', () => {
   });
 
   it('is saved as a new image when the host has stored it', async () => {
-    const saved = berth('vm', 'save', 'first', 'snapshot', '-d', 'after the tests');
-    await rack.finishTask(await beginWork(/^snapshot$/, 'save'), STORED);
+    const saved = berth('vm', 'save', 'first', 'snapshot', '-d', 'after the tests', '--memory');
+    const memory = { cpu: 2, memoryBytes: 1024 ** 3, key: 'c'.repeat(64), savedAt: '2026-01-01T00:00:00Z' };
+    const memoryDigest = 'd'.repeat(64);
+    const work = await beginWork(/^snapshot$/, 'save');
+    const { annotations = {} } = (await cluster.client().get(PODS, work)).metadata;
+    expect(JSON.parse(annotations[TASK_ANNOTATION] ?? '')).toMatchObject({ type: 'save', memory: true });
+    await rack.finishTask(work, { ...STORED, memory, memoryDigest });
     expect(await saved).toEqual({ code: 0, out: 'Successfully finished save of image snapshot\n', err: '' });
     const { out } = await berth('image', 'get', 'snapshot', '-o', 'json');
     expect(JSON.parse(out)).toMatchObject([
-      { name: 'snapshot', state: 'Ready', description: 'after the tests', digest: DIGEST, size: '64Gi' },
+      {
+        name: 'snapshot',
+        state: 'Ready',
+        description: 'after the tests',
+        digest: DIGEST,
+        size: '64Gi',
+        memorySize: '1Gi',
+      },
     ]);
+    const { memoryBytes: _bytes, ...shown } = memory;
+    const { status } = await cluster.client().get(IMAGES, ref('snapshot'));
+    expect(status).toMatchObject({ memory: { size: '1Gi', ...shown }, content: { memoryDigest } });
     const again = await berth('vm', 'save', 'first', 'snapshot');
     expect([again.code, again.err]).toEqual([1, expect.stringContaining('"snapshot" already exists')]);
     const [absent, odd] = await Promise.all([
@@ -338,6 +354,9 @@ describe('a copy of a disk', () => {
     await rack.waitForPod(ref('worker'));
     await rack.run(ref('worker'));
     await vms.waitForPhase('worker', 'Running');
+    const cold = { status: 'False', reason: 'KeyDiffers', message: 'The host has QEMU 10' } as const;
+    await rack.setPodCondition(ref('worker'), { type: WARM_START_CONDITION, ...cold });
+    await vms.waitForCondition('worker', 'WarmStart', cold);
     const committed = berth('vm', 'commit', 'worker', '--description', 'next state', '-o', 'json');
     const digest = `sha256:${'b'.repeat(64)}`;
     const work = await beginWork(/^snapshot$/, 'commit');
@@ -349,7 +368,10 @@ describe('a copy of a disk', () => {
     await rack.finishTask(work, { ...STORED, digest });
     const { code, out, err } = await committed;
     expect([code, err]).toEqual([0, '']);
-    expect(JSON.parse(out)).toMatchObject([{ name: 'snapshot', description: 'next state', digest }]);
+    const [item] = JSON.parse(out) as object[];
+    expect(item).toMatchObject({ name: 'snapshot', description: 'next state', digest });
+    // A commit saves only a disk.
+    expect(item).not.toHaveProperty('memorySize');
   });
 
   it('is pushed to a registry under a name of its own', async () => {
