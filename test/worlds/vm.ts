@@ -17,6 +17,7 @@ import {
 } from '../../hack/cluster/index.ts';
 import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { VMs } from '../fixtures/vms.ts';
+import type { ForwardClock } from '../support/forwardclock.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 /** Time limit for the boot of emulated guests on a busy machine. On an idle machine they take 5 s (amd64) and 11 s (arm64). */
@@ -38,6 +39,8 @@ export interface WorldOptions {
   images?: Record<string, unknown> | ((host: string) => Record<string, unknown>);
   operatorConfig?: Record<string, unknown>;
   audit?: ClusterOptions['audit'];
+  /** Clock of the operator and the agents. */
+  clock?: ForwardClock;
   authentication?: ClusterOptions['authentication'];
 }
 
@@ -64,7 +67,7 @@ export class World implements AsyncDisposable {
 
   /** Starts a world with an Image `guest` of the architecture. */
   static async start(options: WorldOptions): Promise<World> {
-    const { architecture, agentConfig, operatorConfig, authentication } = options;
+    const { architecture, agentConfig, operatorConfig, authentication, clock } = options;
     const image = await guestFile(architecture);
     await using parts = new AsyncDisposableStack();
     const cluster = parts.adopt(
@@ -83,11 +86,15 @@ export class World implements AsyncDisposable {
       const own = typeof options.images === 'function' ? options.images(nodeName) : options.images;
       const images = { sharedRoots: [shared], ...own };
       const config = { architecture, address, cpuOvercommit: CPU_OVERCOMMIT, images, ...agentConfig };
-      hosts.set(nodeName, await AgentProcess.start(cluster, { nodeName, config }));
+      const environment = clock?.environment(nodeName) ?? {};
+      hosts.set(nodeName, await AgentProcess.start(cluster, { nodeName, config, environment }));
     };
     // The agents load while the operator does, which then lets them join.
     const [operator] = await Promise.all([
-      cluster.startOperator(operatorConfig && { config: operatorConfig }),
+      cluster.startOperator({
+        ...(operatorConfig && { config: operatorConfig }),
+        ...(clock && { environment: clock.environment('operator') }),
+      }),
       ...Object.entries(options.hosts).map(joinHost),
     ]);
     await createImage(cluster, 'guest', { sharedFile: { path: 'guest.qcow2' } });
