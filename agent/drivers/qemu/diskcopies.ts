@@ -237,7 +237,8 @@ export class DiskCopies {
     const savable = requireSavable(file);
     await makeStreamFolder(this.#folder);
     const { state } = this.#machine;
-    return async () => await saveStream(this.#folder, { ...savable, qmp, state });
+    const save = async () => await saveStream(this.#folder, { ...savable, qmp, state });
+    return async () => await this.#machine.whileSaving(save);
   }
 
   async #splitStream(

@@ -40,6 +40,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
   protected override readonly mark: readonly string[];
   readonly #context: MachineContext;
   #isSilent = false;
+  #isSaving = false;
 
   constructor(folder: MachineFolder, context: MachineContext) {
     super(folder, new QemuState(folder.path), context);
@@ -146,6 +147,19 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
     await sync(ram);
   }
 
+  /**
+   * Runs `save`, which pauses the guest for a moment and lets it continue. An inspection meanwhile finds a guest that runs. Otherwise the
+   * inspection would take the pause for a step that an earlier run of the agent has left unfinished, and end it.
+   */
+  async whileSaving(save: () => Promise<void>): Promise<void> {
+    this.#isSaving = true;
+    try {
+      await save();
+    } finally {
+      this.#isSaving = false;
+    }
+  }
+
   /** Returns the live hypervisor. @throws Error when the machine has no live process. */
   async required(): Promise<Hypervisor> {
     const hypervisor = await this.hypervisor();
@@ -215,6 +229,11 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
     { launched }: MachineFile,
     { isDiscarded }: InspectOptions,
   ): Promise<RunningState | undefined> {
+    if (this.#isSaving && launched !== undefined) {
+      const { pid } = identity;
+      const { accelerator } = launched;
+      return { kind: 'running', pid, guestStarted: true, paused: false, accelerator };
+    }
     const { logger } = this.#context;
     const inspection = { logger, isDiscarded };
     const { state, isSilent } = await inspectLive(this.adopt(identity), this.state, inspection);
