@@ -241,7 +241,7 @@ export const VM_FIELDS = {
   start: {
     type: 'choice',
     description:
-      'First start of a VM whose image has memory. Auto (the default): the machine starts from the memory if its host can do that, and boots otherwise. Cold: the machine boots.',
+      'Start of a machine with a new disk, if its image has memory. The disk is new at the first start and after a revert. Auto (the default): the machine starts from the memory if its host can do that, and boots otherwise. Cold: the machine boots.',
     values: ['Auto', 'Cold'],
     isInConfig: true,
     isForHost: true,

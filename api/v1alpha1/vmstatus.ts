@@ -63,8 +63,14 @@ export const vmStatusSchema = z
         'x-kubernetes-list-map-keys': ['name'],
       })
       .optional(),
-    hardwareUUID: report('Hardware UUID in the guest.', 64).optional(),
-    serialNumber: report('Serial number in the guest.', 64).optional(),
+    hardwareUUID: report(
+      'Hardware UUID in the guest. A guest that started from the memory of its image has it after its next boot.',
+      64,
+    ).optional(),
+    serialNumber: report(
+      'Serial number in the guest. A guest that started from the memory of its image has it after its next boot.',
+      64,
+    ).optional(),
     image: z
       .object({
         name: report(

@@ -186,7 +186,7 @@ export const STATES = {
     seen: { VM: ['WarmStart'], Pod: ['berth.dev/WarmStart'] },
     class: 'state',
     by: 'agent',
-    says: 'The machine booted, because its host or its devices differ from those of the saved VM. The condition’s message names the difference',
+    says: 'The machine booted, because its host, its disk size or its devices differ from those of the saved VM. The condition’s message names the difference',
     todo: 'To start from memory, remove the difference, or save the image again from a VM that has it',
   },
   SizeDiffers: {
@@ -200,7 +200,7 @@ export const STATES = {
     seen: { VM: ['WarmStart'], Pod: ['berth.dev/WarmStart'] },
     class: 'state',
     by: 'agent',
-    says: 'The machine booted, because its host cannot start such a machine from memory. The condition’s message tells why',
+    says: 'The machine booted, because it cannot start from memory on its host. The condition’s message tells why',
   },
   RenewalFailed: {
     seen: { VM: ['WarmStart'], Pod: ['berth.dev/WarmStart'] },
