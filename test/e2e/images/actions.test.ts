@@ -206,6 +206,43 @@ test(
 );
 
 test(
+  'an Image with memory: a VM of it on another host goes on where the guest was saved, with a name of its own',
+  async () => {
+    expect(await tell(port, 'marker=warm')).toBe('saved\n');
+    await create('warm', { source: { fromVM: { name: 'source', memory: true } } });
+    const { status } = await untilReady('warm');
+    expect(status).toMatchObject({ consistency: 'FileSystem', memory: { cpu: 1 } });
+    expect(await page(port)).toMatchObject({ boots: '1', marker: 'warm' });
+    const [own, other] = [await freePort(), await freePort()];
+    const common = {
+      image: 'warm',
+      readiness: { type: 'Port' as const, port: 80 },
+      placement: { node: 'two' },
+    };
+    await world.makeVM('warm', { ...common, ports: [`${own}:80`] });
+    await world.waitForCondition('Ready', 'warm');
+    await expectCondition('warm', { status: 'True', reason: 'Renewed' });
+    expect(await page(own, OTHER_ADDRESS)).toMatchObject({ boots: '1', marker: 'warm', hostname: 'warm' });
+    // The guest wrote to its disk when it was saved, and goes on with that.
+    const saved = Number(await tell(own, 'number', OTHER_ADDRESS));
+    const goesOn = async () => Number(await tell(own, 'number', OTHER_ADDRESS)) > saved;
+    await waitFor('the guest to write', goesOn, STEP);
+    await world.makeVM('cold', { ...common, start: 'Cold', ports: [`${other}:80`] });
+    await world.waitForCondition('Ready', 'cold');
+    await expectCondition('cold', { status: 'False', reason: 'ColdWanted' });
+    expect(await page(other, OTHER_ADDRESS)).toMatchObject({ boots: '2', marker: 'warm' });
+    await world.kubectl('delete', 'vm', 'warm', 'cold');
+    await world.kubectl('delete', 'image', 'warm');
+  },
+  TEST_MILLISECONDS,
+);
+
+async function expectCondition(name: string, expected: { status: string; reason: string }): Promise<void> {
+  const path = 'jsonpath={.status.conditions[?(@.type=="WarmStart")]}';
+  expect(JSON.parse(await world.kubectl('get', 'vm', name, '-o', path))).toMatchObject(expected);
+}
+
+test(
   'a push publishes under a full reference; skopeo sees it, and a VM runs from it on another host',
   async () => {
     const requestedAt = new Date().toISOString();
