@@ -189,7 +189,9 @@ async function takesKey(
     return false;
   }
   const { sshAuthorizedKeys, os = 'Linux', iso: configISO, image: configImage } = found.spec;
-  const takesKeys = sshAuthorizedKeys === undefined && os === 'Linux' && configISO === undefined;
+  // An image of the flags replaces the image and the ISO of the VM config.
+  const hasISO = image === undefined && configISO !== undefined;
+  const takesKeys = sshAuthorizedKeys === undefined && os === 'Linux' && !hasISO;
   return takesKeys && (await isLinux(cluster, image ?? configImage, signal));
 }
 
