@@ -5,7 +5,7 @@ import { nodeVersion, VERSION } from '../../api/v1alpha1/version.ts';
 import type { Node, Taint } from '../../kube/core.ts';
 import { type OperatorConfig, parseConfig } from '../config/config.ts';
 import { exportHostMetrics } from './controller.ts';
-import { statusToApply, taintsToWrite } from './plan.ts';
+import { cordonPatch, statusToApply, taintsToWrite, uncordonPatch } from './plan.ts';
 
 const NODE_VERSION = nodeVersion('v1.36.3');
 const hostTaint: Taint = { key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' };
@@ -112,6 +112,34 @@ describe('taints of a host', () => {
       hostTaint,
       { key: 'berth.node-restriction.kubernetes.io/namespace', value: 'platform-ci', effect: 'NoSchedule' },
     ]);
+  });
+});
+
+describe('a cordon', () => {
+  const cordon: Taint = { key: 'node.kubernetes.io/unschedulable', effect: 'NoSchedule' };
+  const silence = (['NoSchedule', 'NoExecute'] as const).map((effect) => ({
+    key: 'node.kubernetes.io/unreachable',
+    effect,
+  }));
+  const ready = { conditions: [{ type: 'Ready', status: 'True' as const }] };
+
+  it('comes with its taint, once, and leaves all others', () => {
+    const taints = [hostTaint, adminTaint];
+    const cordoned = { unschedulable: true, taints: [...taints, cordon] };
+    expect(cordonPatch(host({ taints }))).toEqual(cordoned);
+    expect(cordonPatch(host({ taints: [...taints, cordon] }))).toEqual(cordoned);
+  });
+
+  it('ends with its taint and, if the host reports, with those of its silence', () => {
+    const taints = [hostTaint, cordon, ...silence, adminTaint];
+    expect(uncordonPatch(host({ taints, status: ready }))).toEqual({
+      unschedulable: null,
+      taints: [hostTaint, adminTaint],
+    });
+    expect(uncordonPatch(host({ taints }))).toEqual({
+      unschedulable: null,
+      taints: [hostTaint, ...silence, adminTaint],
+    });
   });
 });
 

@@ -18,7 +18,8 @@ import { agentVersion, VERSION } from '../../api/v1alpha1/version.ts';
 import type { Node, NodeCondition, NodeStatus, Taint } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { isTooOldOrNew } from './observe.ts';
+import { CORDON_TAINT, isPassing } from '../tasks/placement.ts';
+import { isReady, isTooOldOrNew } from './observe.ts';
 
 /** Largest number of macOS guests on a macOS host. The licence of macOS sets this limit. */
 const MACOS_GUESTS_PER_HOST = 2;
@@ -137,6 +138,28 @@ function wantedTaints(node: Node, now: number): Taint[] {
       : [{ key: DEDICATED_KEY, value: namespace, effect: 'NoSchedule' as const }]),
     ...(isAdopting(node, now) ? [{ key: ADOPTING_TAINT, value: 'true', effect: 'NoSchedule' as const }] : []),
   ];
+}
+
+/** What a cordon or its end changes in the spec of a Node, as a merge patch. The list of taints is complete. */
+export interface CordonPatch {
+  readonly unschedulable: true | null;
+  readonly taints: readonly Taint[];
+}
+
+/** Returns the change that cordons a Node. Kubernetes would add the taint in a request of its own. */
+export function cordonPatch({ spec }: Readonly<Node>): CordonPatch {
+  const others = (spec?.taints ?? []).filter(({ key }) => key !== CORDON_TAINT.key);
+  return { unschedulable: true, taints: [...others, CORDON_TAINT] };
+}
+
+/**
+ * Returns the change that ends the cordon of a Node. If the Node is Ready, the taints of its silence end with it. Kubernetes would remove each
+ * taint in a request of its own. The scheduler would then try all waiting Pods after the end of the cordon, in vain because of its taint, and
+ * again later.
+ */
+export function uncordonPatch(node: Readonly<Node>): CordonPatch {
+  const isOver = (taint: Taint) => (isReady(node) ? isPassing(taint) : taint.key === CORDON_TAINT.key);
+  return { unschedulable: null, taints: (node.spec?.taints ?? []).filter((taint) => !isOver(taint)) };
 }
 
 /** Returns true while a machine of the host waits for its Pod, but not longer than {@link ADOPTING_MILLISECONDS}. */

@@ -21,6 +21,7 @@ import type { Result } from '../../kube/controller.ts';
 import { type Node, NODES, type Pod, PODS, SECRETS } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { PODS_BY_NODE } from '../host/observe.ts';
+import { type CordonPatch, cordonPatch, uncordonPatch } from '../host/plan.ts';
 import { isConflict, unlessMissing } from '../../kube/errors.ts';
 import { equal, mergeDiff } from '../../kube/mergepatch.ts';
 import type { Recorder } from '../objects/events.ts';
@@ -254,7 +255,7 @@ export class ServerReconciler {
   /** Cordons the Node, unless somebody else has cordoned it already. */
   async #cordon(node: Readonly<Node>, name: string): Promise<void> {
     if (node.spec?.unschedulable !== true) {
-      await this.#patchNode(node, { [CORDONED_FOR_ANNOTATION]: name }, true);
+      await this.#patchNode(node, { [CORDONED_FOR_ANNOTATION]: name }, cordonPatch(node));
     }
   }
 
@@ -273,7 +274,7 @@ export class ServerReconciler {
           'A waiting Pod could not be named for a host',
         );
       }
-      await this.#patchNode(node, { [CORDONED_FOR_ANNOTATION]: null }, null);
+      await this.#patchNode(node, { [CORDONED_FOR_ANNOTATION]: null }, uncordonPatch(node));
     }
   }
 
@@ -290,13 +291,9 @@ export class ServerReconciler {
   }
 
   /** A conflict means that the Node has changed. The watch reports it, and the next reconcile decides again. */
-  async #patchNode(
-    { metadata }: Readonly<Node>,
-    annotations: object,
-    unschedulable: true | null,
-  ): Promise<void> {
+  async #patchNode({ metadata }: Readonly<Node>, annotations: object, spec: CordonPatch): Promise<void> {
     const { name, uid, resourceVersion } = metadata;
-    const patch = { metadata: { uid, resourceVersion, annotations }, spec: { unschedulable } };
+    const patch = { metadata: { uid, resourceVersion, annotations }, spec };
     const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
     await undefinedIf(isConflict, unlessMissing(write));
   }

@@ -102,6 +102,17 @@ describe('the space of a host', () => {
   });
 });
 
+it('a Pod that is already named for a host that opens keeps its space there', () => {
+  const named = (name: string, status: Pod['status'] = {}): Pod => ({ ...pod(), metadata: { name }, status });
+  const opening = {
+    ...host(),
+    metadata: { ...host().metadata, annotations: { [CORDONED_FOR_ANNOTATION]: 'rack' } },
+  };
+  const waiting = [named('first'), named('second'), named('before', { nominatedNodeName: 'rack' })];
+  const chosen = choose(placeOn(opening, []), waiting, () => opening);
+  expect(chosen.map(({ metadata }) => metadata.name)).toEqual(['first']);
+});
+
 it('the free space of a host that opens is for the first Pods that fit and are expected nowhere else', () => {
   const named = (name: string, change: Partial<Pod> = {}): Pod => ({
     ...pod(),

@@ -37,14 +37,17 @@ export function take(places: readonly HostSpace[], pod: Readonly<Pod>): boolean 
 
 /**
  * Returns the waiting Pods that get the free space on a host, in their order. A Pod that the scheduler expects on another host is left out:
- * two hosts that open at once are then not for the same Pods. `nodeOf` returns the Node with a name.
+ * two hosts that open at once are then not for the same Pods. A Pod that it already expects on this host keeps its space. `nodeOf` returns
+ * the Node with a name.
  */
 export function choose(
   place: HostSpace,
   waiting: readonly Readonly<Pod>[],
   nodeOf: (name: string) => Readonly<Node> | undefined,
 ): Readonly<Pod>[] {
-  return waiting.filter((pod) => !isExpected(pod, nodeOf) && take([place], pod));
+  const named = (pod: Readonly<Pod>) => pod.status?.nominatedNodeName === place.node.metadata.name;
+  const others = waiting.filter((pod) => !named(pod) || !take([place], pod));
+  return others.filter((pod) => !isExpected(pod, nodeOf) && take([place], pod));
 }
 
 /** Returns true if the host that was named for the Pod can still take it. A host that Berth has cordoned is about to open if it reports. */

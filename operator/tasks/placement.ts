@@ -180,6 +180,9 @@ export function hostOfJob({ spec }: Job): string[] {
   return terms?.[0]?.matchFields?.[0]?.values ?? [];
 }
 
+/** Taint of a cordoned Node. After a cordon by a person, Kubernetes adds it a moment later. */
+export const CORDON_TAINT: Taint = { key: 'node.kubernetes.io/unschedulable', effect: 'NoSchedule' };
+
 /**
  * Keys of the taints that Kubernetes and cordons put on a host while it is off or starts. They go away when the host reports again, so they
  * do not tell whether the host suits a Pod.
@@ -187,7 +190,7 @@ export function hostOfJob({ spec }: Job): string[] {
 const PASSING: ReadonlySet<string> = new Set([
   'node.kubernetes.io/unreachable',
   'node.kubernetes.io/not-ready',
-  'node.kubernetes.io/unschedulable',
+  CORDON_TAINT.key,
 ]);
 
 /** Returns true if the taint goes away when the host reports again. */

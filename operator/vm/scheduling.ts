@@ -16,7 +16,7 @@ import {
 } from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { amountOf, isPassing, keepsOff, suits } from '../tasks/placement.ts';
+import { amountOf, CORDON_TAINT, isPassing, keepsOff, suits } from '../tasks/placement.ts';
 import { machineContainer, podPorts } from '../podbacked/pod.ts';
 
 /** Pattern of the scheduler's reason about a resource of which a node has too little left. */
@@ -186,9 +186,6 @@ function heldPorts(pod: Pod, portHolder: (port: string) => string | undefined): 
   return held.length === 0 ? '' : ` (${held.join(', ')})`;
 }
 
-/** Taint of a cordoned node. Kubernetes adds it to the Node a moment after the cordon. */
-const CORDON: Taint = { key: 'node.kubernetes.io/unschedulable', effect: 'NoSchedule' };
-
 /** Texts for people about taints, by the taint's key. In a text, `%` stands for the number of hosts. */
 const TAINT_TEXTS: Readonly<Record<string, string>> = {
   [NAT_TAINT]: OBSTACLES.nat,
@@ -196,12 +193,12 @@ const TAINT_TEXTS: Readonly<Record<string, string>> = {
   'node.kubernetes.io/disk-pressure': OBSTACLES.fullDisk,
   'node.kubernetes.io/unreachable': OBSTACLES.unreachable,
   'node.kubernetes.io/not-ready': OBSTACLES.unreachable,
-  [CORDON.key]: OBSTACLES.cordoned,
+  [CORDON_TAINT.key]: OBSTACLES.cordoned,
 };
 
 /** Returns the first taint, or the cordon, that keeps the Pod off the host. */
 function keptOffBy(pod: Pod, { spec }: Node): Taint | undefined {
-  const taints = [...(spec?.taints ?? []), ...(spec?.unschedulable === true ? [CORDON] : [])];
+  const taints = [...(spec?.taints ?? []), ...(spec?.unschedulable === true ? [CORDON_TAINT] : [])];
   return taints.find((taint) => keepsOff(taint, pod.spec));
 }
 
