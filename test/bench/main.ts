@@ -1,16 +1,17 @@
 /**
- * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; starts by the agent, compared with QEMU by hand;
+ * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; counts what one VM costs the cluster; starts by the agent, compared with QEMU by hand;
  * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
  * limits of the machine; clones; copies of a shared file, compared with cp; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server; deployments
  * over HTTP that wait; a day of power by demand; starts of the command `berth`, compared with kubectl. It prints tables for people, a verdict for each target, and
  * everything as JSON. The exit code is 1 if a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command,power]
+ *     node test/bench/main.ts [--only fleet,counts,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command,power]
  *         [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
 import { measureStarts } from './agent.ts';
 import { measureClones } from './clones.ts';
+import { countsTable, measureCounts } from './counts.ts';
 import { commandTable, commandVerdicts, measureCommand } from './command.ts';
 import { deploysTable, deploysVerdicts, measureDeploys } from './deploys.ts';
 import { emulatorsTable, emulatorsVerdicts, measureEmulators } from './emulators.ts';
@@ -104,6 +105,7 @@ const PARTS: readonly Part[] = [
     verdicts: logReadsVerdicts,
   }),
   part('fleet', (settings) => measureFleet(settings), { table: fleetTable, verdicts: fleetVerdicts }),
+  part('counts', () => measureCounts(), { table: countsTable, verdicts: () => [] }),
   part('http', (settings) => measureHTTP(settings), { table: httpTable, verdicts: httpVerdicts }),
   part('deploys', () => measureDeploys(), { table: deploysTable, verdicts: deploysVerdicts }),
   part('workers', () => measureWorkers(), { table: workersTable, verdicts: () => [] }),
