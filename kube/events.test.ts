@@ -28,7 +28,7 @@ function recording(clock: () => number = Date.now) {
   const object = { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'a', namespace: 'n', uid: 'u' } };
   const tell = (message: string) =>
     recorder.event(object, { type: 'Normal', reason: 'Tried', action: 'Try', message });
-  return { recorder, tell, sent, patches, names };
+  return { recorder, object, tell, sent, patches, names };
 }
 
 it('keeps the rate limit of an object when the clock is set back', async () => {
@@ -55,6 +55,22 @@ it('remembers only the part of a message that people see, because a host can rep
   await recorder.flush(1_000);
   expect(sent).toHaveLength(1);
   expect(patches).toMatchObject([{ series: { count: 2 } }]);
+});
+
+it('tells a state that comes and goes once in ten minutes, whatever its message is', async () => {
+  let now = Date.now();
+  const { recorder, object, sent, patches } = recording(() => now);
+  const tell = (reason: string, message: string) =>
+    recorder.event(object, { type: 'Warning', reason, action: 'Schedule', message, isOnce: true });
+  for (let flip = 0; flip < 50; flip += 1) {
+    tell('Unschedulable', `${flip} hosts are full`);
+    tell('HostStarting', `Host ${flip} is starting`);
+  }
+  now += 600_000;
+  tell('Unschedulable', 'still full');
+  await recorder.flush(1_000);
+  expect(sent).toEqual(['0 hosts are full', 'Host 0 is starting', 'still full']);
+  expect(patches).toEqual([]);
 });
 
 it('Events of one object have names in the order of their times, also within a millisecond', async () => {

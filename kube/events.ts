@@ -42,6 +42,11 @@ export interface EventText<Reason extends string> {
   action: string;
   /** Message for people, cut to 1 KiB. */
   message: string;
+  /**
+   * Whether an Event of the same reason about the object within {@link SERIES_WINDOW_MILLISECONDS} is enough, whatever its message is. It is for
+   * a state that comes and goes many times, which the status of the object shows.
+   */
+  isOnce?: boolean;
 }
 
 export interface EventRecorderOptions {
@@ -89,16 +94,19 @@ export class EventRecorder<Reason extends string> {
   event(regarding: KubeObject, text: EventText<Reason>): void {
     const { uid = '', namespace = '', name } = regarding.metadata;
     const object = `${regarding.kind}/${namespace}/${name}/${uid}`;
-    if (!this.#allowed(object)) {
-      this.#count('limited');
-      return;
-    }
     // The key must be short, because it stays in memory. A host can report a message of a megabyte.
     const shown = { ...text, message: cut(text.message, NOTE_LENGTH) };
-    const key = JSON.stringify([object, shown]);
+    const isOnce = text.isOnce === true;
+    const key = JSON.stringify([object, isOnce ? text.reason : shown]);
     const now = this.#clock();
     const known = this.#recorded.get(key);
-    if (known !== undefined && now - known.lastObserved < SERIES_WINDOW_MILLISECONDS) {
+    const isRepeated = known !== undefined && now - known.lastObserved < SERIES_WINDOW_MILLISECONDS;
+    if (isRepeated && isOnce) {
+      return;
+    }
+    if (!this.#allowed(object)) {
+      this.#count('limited');
+    } else if (isRepeated) {
       known.count += 1;
       known.lastObserved = now;
       this.#patchSeries(key, known);

@@ -82,3 +82,19 @@ it('a VM that no host can run has an Event with the reason, once', () => {
   expect(reported(undefined, stalled)).toEqual(['NetworkModeUnsupported: Create it with NAT']);
   expect(reported(stalled, stalled)).toEqual([]);
 });
+
+it('a VM that waits while hosts start tells each of its two reasons once, and a change of another kind each time', () => {
+  const waiting = (reason: string): VMStatus => ({
+    phase: 'Pending',
+    conditions: [{ type: 'Scheduled', status: 'False', reason, message: 'x', lastTransitionTime: STARTED }],
+  });
+  const marks: (boolean | undefined)[] = [];
+  const event: EventRecorder<SaidReason>['event'] = (_vm, { isOnce }) => marks.push(isOnce);
+  const reasons = ['Unschedulable', 'HostStarting', 'Unschedulable', 'PodRefused'];
+  reasons.forEach((reason, index) => {
+    const status = index === 0 ? {} : { status: waiting(reasons[index - 1] ?? '') };
+    const vm = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata: { name: 'x' }, spec: {}, ...status };
+    recordTransition({ event } as EventRecorder<SaidReason>, vm, waiting(reason), undefined);
+  });
+  expect(marks).toEqual([true, true, true, false]);
+});

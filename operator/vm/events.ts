@@ -77,10 +77,15 @@ function placed(last: VMStatus | undefined, { nodeName }: VMStatus, attempt: num
 
 function heldUp(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
   const waiting = blocked(next);
-  return waiting === undefined || waiting.reason === blocked(last)?.reason
-    ? []
-    : [warning(saidReason(waiting.reason, 'Pending'), 'Scheduling', waiting.message)];
+  if (waiting === undefined || waiting.reason === blocked(last)?.reason) {
+    return [];
+  }
+  const reason = saidReason(waiting.reason, 'Pending');
+  return [{ ...warning(reason, 'Scheduling', waiting.message), isOnce: CHANGING_PLACES.has(reason) }];
 }
+
+/** Reasons of a VM that waits for a host. They change places each time a host starts, and all waiting VMs have them at the same time. */
+const CHANGING_PLACES: ReadonlySet<string> = new Set(['Unschedulable', 'HostStarting'] satisfies Reason[]);
 
 function troubledByDisk(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
   const before = reportedTrouble(last);
