@@ -83,11 +83,23 @@ it('in Python, by openapi-python-client', async () => {
   const python = await pythonWith('openapi-python-client');
   await mkdir(join(folder, 'python'));
   await cp(join(import.meta.dirname, 'use.py'), join(folder, 'python', 'use.py'));
+  // This generator knows no content type of pictures, and takes them as bytes.
+  const settings = { content_type_overrides: { 'image/png': 'application/octet-stream' } };
+  await writeFile(join(folder, 'python', 'settings.json'), JSON.stringify(settings));
   const generate = ['-m', 'openapi_python_client', 'generate', '--path', DOCUMENT];
   const said = await runIn(
     'python',
     python.program,
-    [...generate, '--output-path', 'berth', '--meta', 'none', '--fail-on-warning'],
+    [
+      ...generate,
+      '--config',
+      'settings.json',
+      '--output-path',
+      'berth',
+      '--meta',
+      'none',
+      '--fail-on-warning',
+    ],
     { ...python.environment, PATH: `${python.environment['PYTHONPATH']}/bin:${environment['PATH']}` },
   );
   expect(said).not.toMatch(/warning/i);
