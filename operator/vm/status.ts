@@ -76,11 +76,23 @@ interface Derived {
 function conditions(observed: ObservedVM, { phase, facts, findings }: Derived): Condition[] {
   const generation = observed.vm.metadata.generation ?? 0;
   const placement = scheduled(observed, findings);
+  // The end of a machine changes what its host says of it. Nobody waits for that, and it would be one more write for each deleted VM.
+  const ofMachine = phase.name === 'Terminating' ? [] : machineConditions(observed, findings);
   const drafts = [
     ready(observed, { phase, findings }, placement),
     reconciling(observed, { phase, findings }, placement),
     stalled(observed, { phase, facts, findings }),
     placement,
+    ...ofMachine,
+  ].filter((draft) => draft !== undefined);
+  return stampConditions(drafts, observed.vm.status?.conditions, {
+    now: timestamp(observed.now),
+    generation,
+  });
+}
+
+function machineConditions(observed: ObservedVM, findings: Findings): (Draft | undefined)[] {
+  return [
     imageReady(observed, findings),
     networkReady(observed),
     restartRequired(observed),
@@ -88,11 +100,7 @@ function conditions(observed: ObservedVM, { phase, facts, findings }: Derived): 
     userDataReady(observed),
     warmStart(observed),
     displayReady(observed),
-  ].filter((draft) => draft !== undefined);
-  return stampConditions(drafts, observed.vm.status?.conditions, {
-    now: timestamp(observed.now),
-    generation,
-  });
+  ];
 }
 
 /**
@@ -219,14 +227,8 @@ function isOfImage(reason: string): boolean {
 }
 
 function networkReady({ pod }: ObservedVM): Draft | undefined {
-  const type = 'NetworkReady';
-  if (pod?.spec.nodeName === undefined) {
-    return undefined;
-  }
-  const condition = podCondition(pod, NETWORK_CONDITION);
-  return condition === undefined
-    ? { type, status: 'Unknown', reason: 'NotReported', message: '' }
-    : hostCondition(type, condition);
+  const said = pod?.spec.nodeName === undefined ? undefined : podCondition(pod, NETWORK_CONDITION);
+  return said && hostCondition('NetworkReady', said);
 }
 
 /** Returns a condition of the VM with the content of a condition that the host wrote to the Pod. */

@@ -217,10 +217,10 @@ export const STATES = {
     todo: 'To start from memory, save a VM of this image as a new Image with memory',
   },
   NotReported: {
-    seen: { VM: ['NetworkReady', 'UserDataReady'] },
+    seen: { VM: ['UserDataReady'] },
     class: 'state',
     by: 'operator',
-    says: 'The host has not yet reported whether the network or the user data of the VM is ready',
+    says: 'The host has not yet reported whether the user data of the VM is ready',
   },
   Reported: {
     seen: { VM: ['NetworkReady', 'UserDataReady', 'WarmStart'] },
