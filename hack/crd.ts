@@ -102,7 +102,15 @@ function objectSchema(kind: KindDefinition): JsonSchema {
       kind: { type: 'string', description: 'Kind of this object.' },
       metadata: { type: 'object', properties: { name: { type: 'string', maxLength: NAME_LENGTH } } },
       spec: structuralSchema(kind.spec),
-      ...(kind.status && { status: { ...structuralSchema(kind.status), default: UNSEEN_STATUS } }),
+      ...(kind.status && { status: statusSchema(kind.status) }),
     },
   };
+}
+
+/**
+ * Returns the schema of a status. Nobody applies a part of a status, so its fields need no owners one by one. Their names were a third of the
+ * bytes of a VM.
+ */
+function statusSchema(status: z.ZodType): JsonSchema {
+  return { ...structuralSchema(status), default: UNSEEN_STATUS, 'x-kubernetes-map-type': 'atomic' };
 }
