@@ -271,12 +271,6 @@ interface ResourceRequirements {
   limits?: Record<string, string>;
 }
 
-interface VolumeMount {
-  name: string;
-  mountPath: string;
-  readOnly?: boolean;
-}
-
 export interface Container {
   name: string;
   image: string;
@@ -288,7 +282,6 @@ export interface Container {
   env?: { name: string; value?: string }[];
   ports?: ContainerPort[];
   resources?: ResourceRequirements;
-  volumeMounts?: VolumeMount[];
 }
 
 interface Volume {

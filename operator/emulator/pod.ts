@@ -112,7 +112,6 @@ function buildSpec({ emulator, host, config }: EmulatorPodOptions): PodSpec {
       // A Pod must name an image. Nobody pulls this image, but its name shows users which system image of Android the emulator has.
       image: systemImageName({ platform, imageType }),
       ports: [{ name: 'adb', protocol: 'TCP', containerPort: ADB_PORT }],
-      volumeMounts: [{ name: 'data', mountPath: '/data' }],
     },
     // The emptyDir is a placeholder for the emulator's data. Because of this volume, `kubectl drain` requires the flag
     // --delete-emptydir-data before it destroys the data.

@@ -180,7 +180,6 @@ function buildSpec(options: VMPodOptions): PodSpec {
       stdin: true,
       tty: true,
       ports: containerPorts(resolved),
-      volumeMounts: [{ name: 'disk', mountPath: '/disk' }],
     },
     volumes: volumes(vm, resolved),
   });
