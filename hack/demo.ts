@@ -12,6 +12,7 @@ import { AgentProcess, deleteAllVMs, endMachines } from './cluster/agent.ts';
 import { type Cluster, connectCluster, startCluster, stopCluster } from './cluster/index.ts';
 import { directoryOf, readState } from './cluster/state.ts';
 import { waitFor } from './wait.ts';
+import { showWarmStarts } from './warmdemo.ts';
 import { type GuestArchitecture, guestImage } from './guest.ts';
 import { ensurePrerequisites } from './prerequisites.ts';
 import { type Guest, logIn, makeKey } from './login.ts';
@@ -57,14 +58,19 @@ async function up(): Promise<void> {
   await startHost(cluster, architecture, image);
   const guest = await applyVM(cluster);
   await writeShellFiles(cluster, guest);
-  await running(cluster);
-  const page = await fetchPage();
-  const table = await cluster.kubectl(['get', 'vms', '-A', '-o', 'wide']);
+  const bootSeconds = await running(cluster);
+  const { stdout } = await cluster.kubectl(['get', 'vms', '-A', '-o', 'wide']);
   say('logging in');
   const login = await logIn(guest, LOGIN_COMMAND);
-  process.stdout.write(
-    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, url, [list, power])}`,
+  say(
+    `\n$ kubectl get vms -A -o wide\n${stdout}\n$ curl ${PAGE}\n${await fetchPage()}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}`,
   );
+  // Starts from memory are for amd64 guests.
+  if (architecture === 'amd64') {
+    say('saving the VM with its memory, and starting four from it');
+    say(`\n${await showWarmStarts(cluster, { namespace: NAMESPACE, vm: VM, bootSeconds })}`);
+  }
+  say(whatNext(cluster, url, [list, power]));
   await cluster.disconnect();
 }
 
@@ -107,8 +113,9 @@ async function writeShellFiles(cluster: Cluster, { key, user }: Guest): Promise<
   writeWholeSync(join(dirname(key), 'config'), `${host.join('\n  ')}\n`);
 }
 
-/** Resolves when the VM is Ready. If the VM fails, this ends at once with the VM's message. */
-async function running(cluster: Cluster): Promise<void> {
+/** Resolves when the VM is Ready, with the seconds that it took. If the VM fails, this ends at once with the VM's message. */
+async function running(cluster: Cluster): Promise<number> {
+  const begun = performance.now();
   const deadlineMilliseconds = RUNNING_SECONDS * 1000;
   const path = '{.status.failure.message}|{.status.conditions[?(@.type=="Ready")].status}';
   const outcome = await waitFor(
@@ -122,6 +129,7 @@ async function running(cluster: Cluster): Promise<void> {
   if (!outcome.endsWith('True')) {
     throw new Error(`VM ${VM} failed: ${outcome.split('|')[0]}`);
   }
+  return (performance.now() - begun) / 1000;
 }
 
 async function startHost(cluster: Cluster, architecture: GuestArchitecture, image: string): Promise<void> {
@@ -164,7 +172,6 @@ function whatNext(cluster: Cluster, url: string, calls: readonly string[]): stri
 
 127.0.0.1:5900 has the screen for a VNC viewer while kubectl port-forward runs.
 ${url}/ in a browser shows the HTTP API. Authorize there with the token in ${folder}/tokens/dev.
-
 `;
 }
 
