@@ -146,7 +146,7 @@ export class QemuDriver implements DriverOfVMs {
       const state = await requireMachineFile(folder.path);
       const platform = await this.#platforms.of(state.architecture);
       await requireSame({ uid: folder.uid, plan: this.#owned(plan), state, platform }, memory);
-      requireSafe(platform, memory);
+      requireSafe(platform, memory, this.#context.ownRoot !== undefined);
       await this.#startFromMemory(folder, { plan: this.#owned(plan), memory, platform }, signal);
     }, signal);
   }

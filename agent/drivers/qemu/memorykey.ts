@@ -21,7 +21,7 @@ const PARTS = [
   'processor',
   'firmware',
   'size of the disk',
-  'devices',
+  'list of devices',
   'kind of the network',
 ] as const;
 /** Number of hexadecimal digits of each part. Eight parts make the length of a SHA-256. */
@@ -46,7 +46,7 @@ export async function memoryKey(command: CommandLine): Promise<string> {
     processor: `${valuesOf(parameters, new Set(['-cpu'])).join()} ${await hostProcessor(platform.accelerator)}`,
     firmware,
     'size of the disk': String(state.diskBytes),
-    devices: valuesOf(parameters, DEVICE_OPTIONS)
+    'list of devices': valuesOf(parameters, DEVICE_OPTIONS)
       .map((value) => value.replaceAll(OWN_PROPERTY, ''))
       .join('\n'),
     'kind of the network': command.plan.network.kind,
@@ -77,23 +77,29 @@ export async function requireSame(
   const key = await memoryKey({ ...start, state, cpu, memoryBytes, runAs: plan.runAs, incoming: false });
   const part = differingPart(memory.key, key);
   if (part !== undefined) {
-    throw new WarmStartRefused('KeyDiffers', `The ${part} differs from that with which the image was saved`);
+    throw new WarmStartRefused('KeyDiffers', `The ${part} differs from the saved VM`);
   }
 }
 
 /**
  * Checks that no guest can change the memory of guests of other namespaces. An old QEMU opens the file with the memory for writing. So a guest
- * that has taken over its QEMU could change the file.
+ * that has taken over its QEMU could change the file. `isEnclosed` says that processes of machines have a root directory of their own, in which
+ * images can only be read.
  *
- * @throws WarmStartRefused when other namespaces use the image.
+ * @throws WarmStartRefused when other namespaces use the image, or the old QEMU cannot open the file.
  */
-export function requireSafe({ readOnlyMemory }: GuestPlatform, { isShared }: MemoryFiles): void {
-  if (isShared === true && !readOnlyMemory) {
-    throw new WarmStartRefused(
-      'NotSupported',
-      'VMs of several namespaces use the image on this host. This needs QEMU 8.2 or later',
-    );
+export function requireSafe(
+  { readOnlyMemory }: GuestPlatform,
+  { isShared }: MemoryFiles,
+  isEnclosed: boolean,
+): void {
+  if (readOnlyMemory || (isShared !== true && !isEnclosed)) {
+    return;
   }
+  const why = isEnclosed
+    ? 'The agent of the host runs in a container'
+    : 'VMs of several namespaces use the image on this host';
+  throw new WarmStartRefused('NotSupported', `${why}, so this needs QEMU 8.2 or later`);
 }
 
 /** Returns the name of the first part in which two keys differ, or undefined if they are equal. */

@@ -19,6 +19,8 @@ const SEED_BYTES = 64;
 const MACHINE_ID_BYTES = 16;
 /** Longest output that an error message repeats, in characters. */
 const OUTPUT_CHARACTERS = 500;
+/** Characters that no message of the host repeats: line ends, and all that could change how a terminal shows the message. */
+const CONTROL_CHARACTERS = /\p{C}+/gu;
 /** Largest output of the script that is read, in bytes. An honest guest prints three lines. */
 const OUTPUT_BYTES = 64 * 1024;
 
@@ -128,7 +130,10 @@ export async function renewGuest(
   });
   const said = textOf(result.stdout).split('\n').slice(0, expected.length);
   if (result.exitCode !== 0 || said.join() !== expected.join()) {
-    const text = `${textOf(result.stdout)}${textOf(result.stderr)}`.trim().slice(0, OUTPUT_CHARACTERS);
+    const text = `${textOf(result.stdout)}${textOf(result.stderr)}`
+      .slice(0, OUTPUT_CHARACTERS)
+      .replaceAll(CONTROL_CHARACTERS, ' ')
+      .trim();
     throw new Error(`The script that renews the guest ended with code ${result.exitCode}: ${text}`);
   }
 }

@@ -142,7 +142,7 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     };
     await expect(source.driver.startFromMemory(folder, withScreen, image.memory)).rejects.toMatchObject({
       reason: 'KeyDiffers',
-      message: 'The devices differs from that with which the image was saved',
+      message: 'The list of devices differs from the saved VM',
     });
     await source.driver.start(folder, larger);
     expect(await page(port)).toMatchObject({ boots: '2', marker: 'template' });
