@@ -2,10 +2,11 @@
  * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; counts what one VM costs the cluster; starts by the agent, compared with QEMU by hand;
  * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
  * limits of the machine; clones; copies of a shared file, compared with cp; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server; deployments
- * over HTTP that wait; a day of power by demand; starts of the command `berth`, compared with kubectl. It prints tables for people, a verdict for each target, and
+ * over HTTP that wait; a day of power by demand; starts of the command `berth`, compared with kubectl; starts from the memory of an image,
+ * compared with boots and resumes. It prints tables for people, a verdict for each target, and
  * everything as JSON. The exit code is 1 if a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,counts,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command,power]
+ *     node test/bench/main.ts [--only fleet,counts,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command,power,warm]
  *         [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
@@ -38,6 +39,8 @@ import { measureSharedCopies } from './sharedcopies.ts';
 import { startsTable, startsVerdicts } from './startsreport.ts';
 import { measureStreams, streamsTable, streamsVerdicts } from './streams.ts';
 import { type Verdict, verdictsTable } from './verdicts.ts';
+import { measureWarm } from './warm.ts';
+import { warmTable, warmVerdicts } from './warmreport.ts';
 import { measureWorkers, workersTable } from './workers.ts';
 import { runCommand } from '../../hack/command.ts';
 
@@ -118,6 +121,11 @@ const PARTS: readonly Part[] = [
   part('command', ({ folder, starts }) => measureCommand(folder, starts), {
     table: commandTable,
     verdicts: commandVerdicts,
+  }),
+  // Half as many starts, because a boot takes seconds and there are four groups of them.
+  part('warm', ({ folder, starts }) => measureWarm(folder, Math.ceil(starts / 2)), {
+    table: warmTable,
+    verdicts: warmVerdicts,
   }),
   part('starts', ({ starts }) => measureStarts(starts), { table: startsTable, verdicts: startsVerdicts }),
 ];

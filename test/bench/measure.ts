@@ -41,6 +41,12 @@ export function residentMegabytes(pid: number): number {
   return megabytesOf(pid, 'VmRSS');
 }
 
+/** Returns the proportional memory (PSS) of a process in MB of 1024²: a page that several processes share counts in parts. */
+export function proportionalMegabytes(pid: number): number {
+  const match = /^Pss:\s+(\d+) kB$/m.exec(readFileSync(`/proc/${pid}/smaps_rollup`, 'utf8'));
+  return Number(match?.[1] ?? Number.NaN) / 1024;
+}
+
 function megabytesOf(pid: number, field: 'VmHWM' | 'VmRSS'): number {
   const match = new RegExp(`^${field}:\\s+(\\d+) kB$`, 'm').exec(readFileSync(`/proc/${pid}/status`, 'utf8'));
   return Number(match?.[1] ?? Number.NaN) / 1024;

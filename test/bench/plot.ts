@@ -8,6 +8,7 @@ import { drawDay } from './dayplot.ts';
 import { DAY_HOSTS, DAY_SLOTS, type PowerDays } from './power.ts';
 import type { Pulls } from './pulls.ts';
 import { median } from './verdicts.ts';
+import { WAYS, type Warm } from './warm.ts';
 
 const WIDTH = 720;
 const LABEL_WIDTH = 250;
@@ -36,14 +37,16 @@ interface Results {
   pulls?: Pulls;
   clones?: Clones[];
   power?: PowerDays;
+  warm?: Warm;
 }
 
 /** Writes a file for each chart whose figures are in the results. */
-export function writeCharts(folder: string, { fleet, pulls, clones, power }: Results): void {
+export function writeCharts(folder: string, { fleet, pulls, clones, power, warm }: Results): void {
   const charts = [
     ...(fleet === undefined ? [] : fleetCharts(fleet)),
     ...(pulls === undefined ? [] : [pullsChart(pulls)]),
     ...(clones === undefined ? [] : [clonesChart(clones)]),
+    ...(warm === undefined ? [] : [warmChart(warm)]),
   ];
   mkdirSync(folder, { recursive: true });
   for (const chart of charts) {
@@ -157,5 +160,24 @@ function clonesChart(all: readonly Clones[]): Chart {
       value: median(milliseconds),
       ours: true,
     })),
+  };
+}
+
+const WARM_LABELS = { warm: 'from memory', resume: 'resume', cold: 'boot' } as const;
+
+function warmChart({ groups }: Warm): Chart {
+  return {
+    file: 'warm',
+    title: 'Start of an emulated guest until it serves a page, one at a time: median',
+    unit: 's',
+    bars: groups
+      .filter(({ atOnce }) => atOnce === 1)
+      .flatMap((group) =>
+        WAYS.map((way) => ({
+          label: `${WARM_LABELS[way]}, ${group.mebibytes} MiB`,
+          value: median(group[way].page) / 1000,
+          ours: way === 'warm',
+        })),
+      ),
   };
 }
