@@ -36,6 +36,7 @@ import { DiskCopies } from './diskcopies.ts';
 import { DisplayDpi } from './dpi.ts';
 import { createFiles, enlargeDisk, remakeFiles } from './files.ts';
 import { MachineGuest } from './guest.ts';
+import { requireMemoryFiles } from './imagememory.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { requireSafe, requireSame } from './memorykey.ts';
@@ -44,6 +45,9 @@ import { pauseGuest, unpauseGuest } from './hypervisor.ts';
 import { FILES, findMachines, readMachineFile, requireMachineFile } from './state.ts';
 import { renewGuest } from './renewal.ts';
 import { MachineStreams } from './streams.ts';
+
+/** Largest error of the clock after a start from memory. A larger error is corrected when the machine already runs. */
+const LATE_CLOCK_MILLISECONDS = 1_000;
 
 export interface QemuDriverOptions {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
@@ -147,6 +151,7 @@ export class QemuDriver implements DriverOfVMs {
       const platform = await this.#platforms.of(state.architecture);
       await requireSame({ uid: folder.uid, plan: this.#owned(plan), state, platform }, memory);
       requireSafe(platform, memory, this.#context.ownRoot !== undefined);
+      await requireMemoryFiles(memory);
       await this.#startFromMemory(folder, { plan: this.#owned(plan), memory, platform }, signal);
     }, signal);
   }
@@ -156,15 +161,20 @@ export class QemuDriver implements DriverOfVMs {
     { plan, memory, platform }: { plan: VmLaunchPlan; memory: MemoryFiles; platform: GuestPlatform },
     signal: AbortSignal | undefined,
   ): Promise<void> {
-    const { machine } = this.#of(folder);
+    const { machine, guest } = this.#of(folder);
+    let lateMilliseconds = 0;
     try {
       await machine.startFromMemory(plan, platform, memory, async ({ guestAgent }) => {
-        await renewGuest(guestAgent, plan, { accelerator: platform.accelerator, signal });
+        const options = { accelerator: platform.accelerator, signal };
+        lateMilliseconds = await renewGuest(guestAgent, plan, options);
       });
     } catch (error) {
       await this.#remake(folder, platform);
       signal?.throwIfAborted();
       throw new WarmStartRefused('RenewalFailed', messageOf(error));
+    }
+    if (lateMilliseconds > LATE_CLOCK_MILLISECONDS) {
+      void guest.setTime();
     }
   }
 

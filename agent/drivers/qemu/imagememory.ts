@@ -3,15 +3,16 @@
  * is paused once, while the hypervisor writes its whole memory as a stream. A second hypervisor, whose guest never runs, then turns the stream
  * into the two files of an image: the memory, which later machines share until they write to it, and the state of the devices.
  */
-import { chmod, copyFile, mkdir, rename, rm } from 'node:fs/promises';
+import { chmod, copyFile, mkdir, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { removeTrees } from '../../../base/files.ts';
 import { timestamp } from '../../../base/time.ts';
 import type { MemoryFiles } from '../../disks/disk.ts';
 import { createQcow2 } from '../../disks/qemuimg.ts';
 import { killByArgument } from '../../processes/process.ts';
-import type { MachineFolder } from '../driver.ts';
+import { type MachineFolder, WarmStartRefused } from '../driver.ts';
 import { processMark } from './arguments.ts';
 import { goOn } from './hypervisor.ts';
 import type { MachineContext, MachineStart } from './launch.ts';
@@ -143,6 +144,27 @@ export async function dropImageMemory(folder: MachineFolder): Promise<void> {
   const own = folderOf(folder);
   await killByArgument(processMark(own.uid));
   await removeTrees([own.path]);
+}
+
+/**
+ * Checks that the files with the memory of an image are there and complete. QEMU would make a missing file itself, full of zeros, and later
+ * machines would start from it.
+ *
+ * @throws WarmStartRefused when a file is missing or has another size.
+ */
+export async function requireMemoryFiles({ ram, state, memoryBytes }: MemoryFiles): Promise<void> {
+  const [ramBytes, stateBytes] = [await sizeOf(ram), await sizeOf(state)];
+  if (ramBytes !== memoryBytes || stateBytes === 0) {
+    throw new WarmStartRefused(
+      'NotSupported',
+      'The files with the memory of the image are missing or incomplete on the host. Remove the image from the cache of the host',
+    );
+  }
+}
+
+/** Returns the size of a file in bytes; 0 if there is no such file. */
+async function sizeOf(path: string): Promise<number> {
+  return (await undefinedIf(isMissing, stat(path)))?.size ?? 0;
 }
 
 /** Removes the files of an image's memory, for example after a failed copy of the disk. */

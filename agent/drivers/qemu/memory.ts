@@ -88,16 +88,19 @@ export async function restoreMemory(
 ): Promise<void> {
   const signal = timeoutFor(memoryBytes);
   await ignoreFile(qmp, ignoresFile);
-  const socket = await withSocketPath(folder, FILES.migration, connectTo);
-  const sent = pipeline(createReadStream(resolve(folder, file)), socket, { signal });
-  // QEMU closes the connection after the last byte, possibly before the agent does. In this case, the agent gets one of these errors. The
-  // agent ignores the error, because QEMU's run state shows whether QEMU has read all bytes.
-  await undefinedIf(hasCode('ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET'), sent);
-  while ((await qmp.status()) === 'inmigrate') {
-    signal.throwIfAborted();
-    await pause(STATUS_INTERVAL_MILLISECONDS);
+  try {
+    const socket = await withSocketPath(folder, FILES.migration, connectTo);
+    const sent = pipeline(createReadStream(resolve(folder, file)), socket, { signal });
+    // QEMU closes the connection after the last byte, possibly before the agent does. In this case, the agent gets one of these errors. The
+    // agent ignores the error, because QEMU's run state shows whether QEMU has read all bytes.
+    await undefinedIf(hasCode('ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET'), sent);
+    while ((await qmp.status()) === 'inmigrate') {
+      signal.throwIfAborted();
+      await pause(STATUS_INTERVAL_MILLISECONDS);
+    }
+  } finally {
+    await rm(join(folder, FILES.migration), { force: true });
   }
-  await rm(join(folder, FILES.migration), { force: true });
 }
 
 /** Removes the saved memory of a machine, and the incomplete file of an agent that died while it saved the memory. */

@@ -21,8 +21,8 @@ const MACHINE_ID_BYTES = 16;
 const OUTPUT_CHARACTERS = 500;
 /** Characters that no message of the host repeats: line ends, and all that could change how a terminal shows the message. */
 const CONTROL_CHARACTERS = /\p{C}+/gu;
-/** Largest output of the script that is read, in bytes. An honest guest prints three lines. */
-const OUTPUT_BYTES = 64 * 1024;
+/** Largest output of the script that is read, in bytes. An honest guest prints three lines, and its hooks perhaps some more. */
+const OUTPUT_BYTES = 256 * 1024;
 
 /**
  * Script for a POSIX shell. It ends at its first failure. It is one compound command, so that the shell reads all of it before its programs
@@ -30,6 +30,9 @@ const OUTPUT_BYTES = 64 * 1024;
  *
  * The random numbers: a kernel with a driver for the generation ID has made its own anew already. Any other kernel gets new bytes and must be
  * told to use them (the ioctl RNDRESEEDCRNG, 0x5207), because it would use old ones for up to a minute.
+ *
+ * The journal: its files are in a folder with the name of the machine ID, where readers search them. Until its restart, journald writes to
+ * the folder of the saved guest.
  */
 const SCRIPT = `{
 set -eu
@@ -51,6 +54,7 @@ if [ -e /etc/machine-id ]; then
 fi
 printf '%s' "$HOST_NAME" >/proc/sys/kernel/hostname
 if [ -e /etc/hostname ]; then printf '%s\\n' "$HOST_NAME" >/etc/hostname; fi
+if [ -d /run/systemd/journal ]; then systemctl --no-block try-restart systemd-journald.service; fi
 if command -v ssh-keygen >/dev/null && [ -d /etc/ssh ]; then
   rm -f /etc/ssh/ssh_host_*
   ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
@@ -60,13 +64,13 @@ fi
 if [ -n "$KEYS" ]; then
   user=$(awk -F: '$3 == 1000 {print $1; exit}' /etc/passwd)
   home=$(awk -F: '$3 == 1000 {print $6; exit}' /etc/passwd)
-  rm -f /root/.ssh/authorized_keys
-  : "\${user:=root}" "\${home:=/root}"
-  mkdir -p "$home/.ssh"
-  printf '%s\\n' "$KEYS" >"$home/.ssh/authorized_keys"
-  chmod 700 "$home/.ssh"
-  chmod 600 "$home/.ssh/authorized_keys"
-  if [ "$user" != root ]; then chown -R "$user" "$home/.ssh"; fi
+  for folder in /root $home; do
+    mkdir -p "$folder/.ssh"
+    printf '%s\\n' "$KEYS" >"$folder/.ssh/authorized_keys"
+    chmod 700 "$folder/.ssh"
+    chmod 600 "$folder/.ssh/authorized_keys"
+  done
+  if [ -n "$home" ]; then chown -R "$user" "$home/.ssh"; fi
 fi
 card=
 for path in /sys/class/net/*; do
@@ -79,7 +83,7 @@ if [ -n "$card" ]; then
   ip link set dev "$card" up
 fi
 for hook in /etc/berth/renew.d/*; do
-  if [ -x "$hook" ]; then "$hook"; fi
+  if [ -x "$hook" ]; then "$hook" >&2; fi
 done
 if [ -n "$card" ] && command -v ifup >/dev/null && grep -qs "$card" /etc/network/interfaces /etc/network/interfaces.d/*; then
   (for _ in $(seq 300); do [ "$(cat "/sys/class/net/$card/carrier")" = 1 ] && break; sleep 0.1; done
@@ -94,13 +98,14 @@ exit
 
 /**
  * Renews the guest of a machine that was started from memory. `agent` is its guest agent, whose file systems are perhaps still frozen, as
- * they were when the memory was saved. @throws Error when the guest does not answer in time, or does not have the identity of the VM then.
+ * they were when the memory was saved. Returns how many milliseconds the clock of the guest can be late, because a busy guest begins the
+ * script late. @throws Error when the guest does not answer in time, or does not have the identity of the VM then.
  */
 export async function renewGuest(
   agent: GuestAgent,
   { guest, network }: Pick<VmLaunchPlan, 'guest' | 'network'>,
   options: { accelerator: string; signal: AbortSignal | undefined },
-): Promise<void> {
+): Promise<number> {
   const limit = AbortSignal.timeout(
     options.accelerator === 'tcg' ? EMULATED_RENEWAL_MILLISECONDS : RENEWAL_MILLISECONDS,
   );
@@ -111,6 +116,7 @@ export async function renewGuest(
   // A user-mode network is inside the hypervisor, and continues with the address that it gave to the saved card. Its ports lead there.
   const macAddress = network.kind === 'tap' ? network.macAddress.toLowerCase() : '';
   const expected = [vm.name, machineId, macAddress];
+  const begin = performance.now();
   const values = {
     TIME: (Date.now() / 1000).toFixed(3),
     SEED: [...randomBytes(SEED_BYTES)].map((byte) => `\\${byte.toString(8).padStart(3, '0')}`).join(''),
@@ -119,12 +125,11 @@ export async function renewGuest(
     MAC: macAddress,
     KEYS: sshAuthorizedKeys.join('\n'),
   };
-  const lines = Object.entries(values).map(([name, value]) => `${name}=${quoted(value)}\n`);
   let room = OUTPUT_BYTES;
   const result = await executeInGuest(agent, {
     path: '/bin/sh',
     arguments: ['-s'],
-    input: Buffer.from(lines.join('') + SCRIPT),
+    input: Buffer.from(assignments(values) + SCRIPT),
     reserve: (bytes) => (room -= bytes) >= 0,
     signal,
   });
@@ -136,6 +141,7 @@ export async function renewGuest(
       .trim();
     throw new Error(`The script that renews the guest ended with code ${result.exitCode}: ${text}`);
   }
+  return performance.now() - begin;
 }
 
 /** Asks the guest to thaw its file systems until it answers. */
@@ -155,6 +161,13 @@ async function thawWhenReady(agent: GuestAgent, signal: AbortSignal): Promise<vo
 
 function textOf(pieces: GuestCommandResult['stdout']): string {
   return Buffer.concat(pieces).toString('utf8');
+}
+
+/** Returns the lines of a script for a POSIX shell that give each variable its value. The values can be any text without a zero byte. */
+export function assignments(values: Readonly<Record<string, string>>): string {
+  return Object.entries(values)
+    .map(([name, value]) => `${name}=${quoted(value)}\n`)
+    .join('');
 }
 
 /** Quotes a value for a POSIX shell. */

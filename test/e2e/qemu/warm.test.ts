@@ -1,6 +1,6 @@
 /** Starts from the memory of an image, with real guests. */
 import { createHash } from 'node:crypto';
-import { readdir, readFile } from 'node:fs/promises';
+import { readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { BaseImage, MemoryFiles } from '../../../agent/disks/disk.ts';
@@ -31,6 +31,9 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     await source.page();
     expect(await source.tell('agent=0')).toBe('listening\n');
     expect(await source.tell('marker=template')).toBe('saved\n');
+    // What a hook prints must not be taken for the answer of the renewal.
+    const hook = String.raw`printf '#!/bin/sh\necho "renewed by a hook"\n' >/etc/berth/renew.d/says && chmod 755 /etc/berth/renew.d/says`;
+    expect(await inGuest(source.folder, hook)).toBe('');
     image = await save('image');
   }, 300_000);
 
@@ -149,6 +152,33 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     await source.driver.delete(folder);
   });
 
+  it('whose memory files are missing or cut are refused, and leave no file', async () => {
+    const { folder, plan } = await clone(7);
+    const { directory } = source.host;
+    const cut = join(directory, 'cut');
+    await writeFile(cut, 'too short');
+    const [before, own] = [await readdir(directory), await readdir(folder.path)];
+    const refused = { name: 'WarmStartRefused', reason: 'NotSupported' };
+    for (const other of [
+      { ram: join(directory, 'away') },
+      { ram: cut },
+      { state: join(directory, 'away') },
+    ]) {
+      const memory = { ...image.memory, ...other };
+      await expect(source.driver.startFromMemory(folder, plan, memory)).rejects.toMatchObject(refused);
+    }
+    expect([await readdir(directory), await readdir(folder.path)]).toEqual([before, own]);
+    const wrong = { ...image.memory, state: cut };
+    await expect(source.driver.startFromMemory(folder, plan, wrong)).rejects.toMatchObject({
+      reason: 'RenewalFailed',
+      message: expect.stringContaining('Not a migration stream') as string,
+    });
+    expect(await source.driver.inspect(folder)).toEqual({ kind: 'stopped' });
+    expect(await readdir(folder.path)).not.toContain('migration.sock');
+    await source.driver.delete(folder);
+    await rm(cut);
+  });
+
   it('whose guest cannot be renewed boot from a new disk', async () => {
     expect(await inGuest(source.folder, 'mv /etc/berth/reseed /etc/berth/away && echo done')).toBe('done');
     const broken = await save('broken');
@@ -177,7 +207,10 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
       return state.includes('"renewing":true') && state.includes('"process"');
     });
     await source.host.restartAgent();
-    expect(await source.driver.inspect(folder)).toEqual({ kind: 'stopped' });
+    // On a busy host, the hypervisor can be too slow for an inspection, and the next one ends it.
+    await waitFor('the hypervisor to end', async () => {
+      return (await source.driver.inspect(folder)).kind === 'stopped';
+    });
     await source.driver.start(folder, plan);
     expect(await page(port)).toMatchObject({ boots: '2' });
     expect(await starting).toBe('failed');
