@@ -184,7 +184,12 @@ describe('exec', () => {
       4,
       `vm "absent" not found in namespace ${NAMESPACE}`,
     ],
-    ['a VM that does not run', ['off', '--', 'true'], 1, 'VM off is Stopped. Start the VM with `vm start`'],
+    [
+      'a VM that does not run',
+      ['off', '--', 'true'],
+      1,
+      'VM off is Stopped. Start the VM with `berth vm start off`',
+    ],
     ['a VM without a machine', ['lost', '--', 'true'], 1, 'VM lost has no machine yet'],
     ['a terminal without one', ['-t', VM, '--', 'true'], 2, '--tty: the standard input is not a terminal'],
     ['no command', [VM], 2, "missing required argument 'command'"],

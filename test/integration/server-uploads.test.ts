@@ -165,10 +165,11 @@ async function untilGone(name: string): Promise<void> {
     const jobs = await cluster.client().list(JOBS, { namespace: NAMESPACE });
     const pods = await cluster.client().list(PODS, { namespace: NAMESPACE });
     // The Job has the Image as its owner, and its Pod has the place of the content.
-    const isOpen = [...jobs.items, ...pods.items].some(({ metadata }) =>
-      new RegExp(`"${name}"|/${name}-`).test(JSON.stringify(metadata)),
-    );
-    return !isOpen && !(await isLeft(name));
+    const open = [...jobs.items, ...pods.items]
+      .map(({ metadata, status }) => JSON.stringify({ metadata, phase: status }))
+      .filter((text) => new RegExp(`"${name}"|/${name}-`).test(text));
+    expect(open).toEqual([]);
+    return !(await isLeft(name));
   };
   const options = { deadlineMilliseconds: COLLECTION_MILLISECONDS };
   await waitFor(`Image ${name} and its Job and Pod to be gone`, areGone, options);
