@@ -176,7 +176,9 @@ cat >/etc/berth/renew.d/guest <<'SCRIPT'
 rm -f /etc/dropbear/* /var/run/address
 killall dropbear 2>/dev/null && dropbear -s -R
 killall udhcpc 2>/dev/null
-udhcpc -i eth0 -s /etc/udhcpc.sh -b -t 15 -T 1 -A 1 >/dev/null 2>&1 </dev/null &
+# A request that is sent before the card has a carrier is lost, and repeated only after a second.
+(until [ "$(cat /sys/class/net/eth0/carrier)" = 1 ]; do usleep 20000; done
+udhcpc -i eth0 -s /etc/udhcpc.sh -b -t 15 -T 1 -A 1) >/dev/null 2>&1 </dev/null &
 SCRIPT
 chmod 755 /etc/berth/reseed /etc/berth/renew.d/guest
 cat >/etc/acpi/PWRF/00000080 <<'SCRIPT'

@@ -86,8 +86,9 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
       const qmp = await this.#bringUp({ plan, platform, incoming: true });
       await restoreMemory(this.folder.path, qmp, begun.launched?.memoryBytes);
       await this.state.update({ suspended: false });
-      await forgetMemory(this.folder.path);
       await qmp.execute('cont');
+      // The removal of a large file takes tenths of a second, for which no guest should wait. If it is not reached, the next start does it.
+      await forgetMemory(this.folder.path);
     } catch (error) {
       throw await this.failedStart(error);
     }
