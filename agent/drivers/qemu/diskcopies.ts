@@ -212,7 +212,7 @@ export class DiskCopies {
     const runAs = processUser(isRoot, file.launched?.runAs);
     const take = await (memory === undefined
       ? this.#prepareDisk(qmp, runAs)
-      : this.#prepareMemory(qmp, file));
+      : this.#prepareMemory(qmp, file, runAs));
     const { frozen, confirmed } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
     const savedAt = Date.now();
     if (memory !== undefined && !confirmed) {
@@ -233,11 +233,15 @@ export class DiskCopies {
   }
 
   /** Prepares a snapshot of the memory and the disk. Returns the function that takes it. */
-  async #prepareMemory(qmp: QmpConnection, file: MachineFile): Promise<() => Promise<void>> {
-    const savable = requireSavable(file);
+  async #prepareMemory(
+    qmp: QmpConnection,
+    file: MachineFile,
+    runAs: RunAs | undefined,
+  ): Promise<() => Promise<void>> {
+    const { memoryBytes } = requireSavable(file);
     await makeStreamFolder(this.#folder);
     const { state } = this.#machine;
-    const save = async () => await saveStream(this.#folder, { ...savable, qmp, state });
+    const save = async () => await saveStream(this.#folder, { memoryBytes, runAs, qmp, state });
     return async () => await this.#machine.whileSaving(save);
   }
 

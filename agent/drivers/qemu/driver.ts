@@ -127,9 +127,7 @@ export class QemuDriver implements DriverOfVMs {
     const machine = this.#of(folder).machine;
     const state = await requireMachineFile(folder.path);
     const platform = await this.#platforms.of(state.architecture);
-    if (state.renewing === true) {
-      await this.#remake(folder, platform);
-    }
+    await this.#dropHalfRenewed(folder, platform);
     const wanted = plan.guest.diskSizeBytes ?? 0;
     if (wanted > (state.diskBytes ?? 0)) {
       await enlargeDisk(folder.path, state, { sizeBytes: wanted, isRoot: this.#context.isRoot });
@@ -152,6 +150,8 @@ export class QemuDriver implements DriverOfVMs {
       await requireSame({ uid: folder.uid, plan: this.#owned(plan), state, platform }, memory);
       requireSafe(platform, memory, this.#context.ownRoot !== undefined);
       await requireMemoryFiles(memory);
+      await this.#dropHalfRenewed(folder, platform);
+      await requireFresh(folder);
       await this.#startFromMemory(folder, { plan: this.#owned(plan), memory, platform }, signal);
     }, signal);
   }
@@ -175,6 +175,13 @@ export class QemuDriver implements DriverOfVMs {
     }
     if (lateMilliseconds > LATE_CLOCK_MILLISECONDS) {
       void guest.setTime();
+    }
+  }
+
+  /** Calls {@link #remake} if an agent has died while the guest was renewed. The disk then fits neither the memory nor the image. */
+  async #dropHalfRenewed(folder: MachineFolder, platform: GuestPlatform): Promise<void> {
+    if ((await requireMachineFile(folder.path)).renewing === true) {
+      await this.#remake(folder, platform);
     }
   }
 
@@ -359,5 +366,18 @@ export class QemuDriver implements DriverOfVMs {
   /** Returns the plan with the Linux user of the machine's process. If the plan has no `runAs`, `processUser` determines the user. */
   #owned<Plan extends VmPlan>(plan: Plan): Plan {
     return { ...plan, runAs: processUser(this.#context.isRoot, plan.runAs) };
+  }
+}
+
+/**
+ * Checks that no guest has written to the disk. The agent can have died between a start and its own record of it, so only the machine's state
+ * file is sure. @throws WarmStartRefused when the machine has run.
+ */
+async function requireFresh({ path }: MachineFolder): Promise<void> {
+  if ((await requireMachineFile(path)).fresh !== true) {
+    throw new WarmStartRefused(
+      'NotSupported',
+      'The VM has run before, so its disk no longer fits the memory',
+    );
   }
 }

@@ -101,7 +101,7 @@ const stateSchema = z.object({
    */
   live: z.boolean(),
   suspended: z.boolean(),
-  /** True until the first start of a guest from this disk. So the disk is as its image has it. */
+  /** True until the first start of a guest from this disk. Only such a disk fits the memory of its image. */
   fresh: z.boolean().optional(),
   /**
    * True while a guest that was started from the memory of its image has not got an identity of its own yet. If the agent dies meanwhile,

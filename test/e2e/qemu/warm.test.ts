@@ -136,7 +136,7 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     expect(await digest(image.memory.ram)).toBe(before);
   });
 
-  it('with another size or other devices are refused, and boot from the disk', async () => {
+  it('with another size or other devices are refused, and boot from the disk; so are those that have run', async () => {
     const { folder, plan, port } = await clone(4);
     const larger = { ...plan, memoryBytes: 2 * plan.memoryBytes };
     await expect(source.driver.startFromMemory(folder, larger, image.memory)).rejects.toMatchObject({
@@ -152,6 +152,12 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     });
     await source.driver.start(folder, larger);
     expect(await page(port)).toMatchObject({ boots: '2', marker: 'template' });
+    // The guest has written to the disk by now.
+    await source.driver.stop(folder, { graceMilliseconds: 0 });
+    await expect(source.driver.startFromMemory(folder, plan, image.memory)).rejects.toMatchObject({
+      reason: 'NotSupported',
+      message: 'The VM has run before, so its disk no longer fits the memory',
+    });
     await source.driver.delete(folder);
   });
 
@@ -195,7 +201,7 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     await source.driver.delete(folder);
   });
 
-  it('whose agent dies before they are renewed end, and start again from a new disk', async () => {
+  it('whose agent dies before they are renewed end, and start again from a new disk, from memory or not', async () => {
     expect(
       await inGuest(
         source.folder,
@@ -203,8 +209,24 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
       ),
     ).toBe('');
     const slow = await save('slow');
-    const { folder, plan, port } = await clone(6);
-    const job: WarmJob = { dataDirectory: source.host.directory, folder, plan, memory: slow.memory };
+    const [booted, warm] = [await clone(6), await clone(7)];
+    for (const { folder, plan } of [booted, warm]) {
+      await dieInRenewal({ dataDirectory: source.host.directory, folder, plan, memory: slow.memory });
+      // Stands for what the guest has written until then. No machine can start from it.
+      await writeFile(join(folder.path, 'disk.qcow2'), 'written by the guest');
+    }
+    await source.driver.start(booted.folder, booted.plan);
+    expect(await page(booted.port)).toMatchObject({ boots: '2' });
+    await source.driver.startFromMemory(warm.folder, warm.plan, image.memory);
+    expect(await page(warm.port)).toMatchObject({ boots: '1', marker: 'template' });
+    for (const { folder } of [booted, warm]) {
+      await source.driver.delete(folder);
+    }
+  });
+
+  /** Lets an agent begin to renew a machine, kills the agent, and waits until the next agent has ended the machine. */
+  async function dieInRenewal(job: WarmJob): Promise<void> {
+    const { folder } = job;
     const script = new URL('./warmagent.ts', import.meta.url).pathname;
     const agent = spawn(process.execPath, [script, JSON.stringify(job)], { stdio: 'ignore' });
     await waitFor('the guest to be renewed', async () => {
@@ -217,8 +239,5 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     await waitFor('the hypervisor to end', async () => {
       return (await source.driver.inspect(folder)).kind === 'stopped';
     });
-    await source.driver.start(folder, plan);
-    expect(await page(port)).toMatchObject({ boots: '2' });
-    await source.driver.delete(folder);
-  });
+  }
 });
