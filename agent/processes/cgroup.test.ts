@@ -13,6 +13,14 @@ vi.mock(import('node:os'), { spy: true });
 const LIMITS = { memoryBytes: 96 * 1024 ** 2, processes: 64, cpu: 2 };
 const isRoot = process.getuid?.() === 0;
 
+/** Makes a folder that looks like a tree of version 2, without a kernel behind it. */
+async function makeVersion2(): Promise<{ root: string; tree: MachineCgroups }> {
+  const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
+  onTestFinished(async () => await rm(root, { recursive: true }));
+  await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
+  return { root, tree: new MachineCgroups(pino({ level: 'silent' }), [root]) };
+}
+
 it('version 2: limits are written before the process is added, and are enabled in the groups above', async ({
   skip,
 }) => {
@@ -20,10 +28,7 @@ it('version 2: limits are written before the process is added, and are enabled i
     skip('only root has control groups');
   }
   vi.mocked(availableParallelism).mockReturnValue(2);
-  const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
-  onTestFinished(async () => await rm(root, { recursive: true }));
-  await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
-  const tree = new MachineCgroups(pino({ level: 'silent' }), [root]);
+  const { root, tree } = await makeVersion2();
   vi.mocked(writeFile).mockClear();
   await tree.add('uid', 4711, LIMITS);
   const written = vi
@@ -56,10 +61,7 @@ it('all machines together have the shares of those that run, and at most those o
     skip('only root has control groups');
   }
   vi.mocked(availableParallelism).mockReturnValue(6);
-  const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
-  onTestFinished(async () => await rm(root, { recursive: true }));
-  await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
-  const tree = new MachineCgroups(pino({ level: 'silent' }), [root]);
+  const { root, tree } = await makeVersion2();
   const weight = async (): Promise<string> => await readFile(join(root, 'berth', 'cpu.weight'), 'utf8');
   await tree.add('ended', 4710, LIMITS);
   await writeFile(join(root, 'berth', 'ended', 'cgroup.procs'), '');

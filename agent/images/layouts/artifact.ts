@@ -17,7 +17,7 @@ import type { Repository } from '../oci/repository.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { listOf, type Manifest, printable, readDocument } from '../oci/manifests.ts';
 import { type Chunk, copyLocal, type RemoteChunk, writeChunkTable } from './chunks.ts';
-import { MEMORY_KEY, memoryOf, pullState, type RemoteState } from './artifactmemory.ts';
+import { MEMORY_KEY, pullState, type RemoteState } from './artifactmemory.ts';
 import { checkArchitecture, checkDigest, memoryIn, type PlanPull, type PullOptions } from './pull.ts';
 import { type Journal, makeDisk, unfinished } from './journal.ts';
 import { DirectFile, gathered } from '../../disks/diskio.ts';
@@ -272,7 +272,7 @@ function partsOf(config: DiskConfig, manifest: Manifest): { disk: ChunkedFile; m
     disk: chunkedFile(disk, layers, 'disk'),
     memory: {
       ...chunkedFile({ ...memory, virtualSize }, layers, 'memory'),
-      described: memoryOf(memory),
+      described: imageMemorySchema.parse(memory),
       state,
     },
   };

@@ -8,7 +8,6 @@ import { createReadStream } from 'node:fs';
 import { open, rm } from 'node:fs/promises';
 import { pipeline } from 'node:stream/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { ImageMemory } from '../../../api/v1alpha1/task.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { writeAll } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/unpack.ts';
@@ -111,10 +110,4 @@ async function* unpacked(packed: string, state: RemoteState): AsyncGenerator<Buf
 
 function nameOf({ digest }: RemoteState): string {
   return `The state of the devices in layer ${digest}`;
-}
-
-/** Returns what a start from the memory needs to know. */
-export function memoryOf(layout: ImageMemory): ImageMemory {
-  const { cpu, memoryBytes, key, savedAt } = layout;
-  return { cpu, memoryBytes, key, savedAt };
 }

@@ -21,7 +21,8 @@ import {
   LAYER_LIMIT,
   MANIFEST_TYPE,
 } from './artifact.ts';
-import { MEMORY_KEY, memoryOf } from './artifactmemory.ts';
+import { imageMemorySchema } from '../../../api/v1alpha1/task.ts';
+import { MEMORY_KEY } from './artifactmemory.ts';
 import type { Chunk } from './chunks.ts';
 import { checkMemory } from './storedmemory.ts';
 import type { MemoryFiles } from '../../disks/disk.ts';
@@ -150,7 +151,7 @@ async function publishLayers(disk: DiskToPublish, options: PublishOptions): Prom
       'dev.berth.disk': { version: 1, virtualSize, chunkSize, map },
       [MEMORY_KEY]: {
         version: 1,
-        ...memoryOf(memory),
+        ...imageMemorySchema.parse(memory),
         chunkSize: CHUNK_BYTES,
         map: memoryMap,
         state,
