@@ -14,11 +14,10 @@ import type { ImageCacheEntry, ImageCacheEntrySpec } from '../api/v1alpha1/image
 import { CACHE_NODES_LIMIT, isObjectName } from '../api/v1alpha1/names.ts';
 import { isImageReference, normaliseImageName, readReference } from '../api/v1alpha1/reference.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES } from '../api/v1alpha1/resources.ts';
-import { Backoff } from '../base/backoff.ts';
 import { undefinedIf } from '../base/errors.ts';
-import { pause } from '../base/time.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { isAlreadyExists, isConflict, isForbidden, isNotFound } from '../kube/errors.ts';
+import { changeObject } from './change.ts';
 import { ActionError } from './error.ts';
 
 interface CacheHost {
@@ -123,13 +122,6 @@ type Item = CacheResult['items'][number];
  */
 const ENTRY_PREFIX = 'cached-';
 const HASH_LENGTH = 32;
-/** Largest number of attempts to write an entry. An attempt fails if somebody else wrote the entry at the same time. */
-const ATTEMPTS = 10;
-/**
- * Waits between the attempts. They are random, because clients that change the entry at the same time would otherwise meet again at each
- * attempt. All waits together take at most 3 s, so a caller still gets its answer.
- */
-const CONFLICT_WAITS = { firstMilliseconds: 10, capMilliseconds: 250, jitter: 1 };
 
 /** The field of an ImageCacheEntry that names its image: `reference`, or `imageRef` for an Image object. */
 type CachedSource = Pick<ImageCacheEntrySpec, 'reference' | 'imageRef'>;
@@ -169,27 +161,25 @@ export function isOneSelection({ nodes, tags, all }: CacheSelection): boolean {
  */
 export async function changeCache(access: CacheAccess, change: CacheChange): Promise<CacheResult> {
   const { action } = change;
-  const conflicts = new Backoff(CONFLICT_WAITS);
-  for (let attempt = 1; ; attempt += 1) {
-    const entries = await entriesOf(access);
-    const source = await sourceOf(access, change, entries);
-    const reference = referenceOf({ spec: source });
-    const name = entryName(entries, reference);
-    const staying = entries.filter(isStaying);
-    const entry = entryFor(staying, reference) ?? staying.find(({ metadata }) => metadata.name === name);
-    const selected = selectedHosts(access, change, entry);
-    const before = entry?.spec.targets ?? {};
-    const { targets, items } = (action === 'add' ? addition : removal)(before, selected);
-    const names = new Set(access.hosts.map(({ metadata }) => metadata.name));
-    const after = withinLimit(targets, (name) => names.has(name));
-    if (await write(access, { entry, name, source, targets: after })) {
-      return { items: items.toSorted((a, b) => (a.node < b.node ? -1 : 1)) };
-    }
-    if (attempt === ATTEMPTS) {
-      throw new ActionError('busy', `Other clients are changing the cache of ${change.image}. Try again`);
-    }
-    await pause(conflicts.next());
-  }
+  return await changeObject(
+    () => `the cache of ${change.image}`,
+    async () => {
+      const entries = await entriesOf(access);
+      const source = await sourceOf(access, change, entries);
+      const reference = referenceOf({ spec: source });
+      const name = entryName(entries, reference);
+      const staying = entries.filter(isStaying);
+      const entry = entryFor(staying, reference) ?? staying.find(({ metadata }) => metadata.name === name);
+      const selected = selectedHosts(access, change, entry);
+      const before = entry?.spec.targets ?? {};
+      const { targets, items } = (action === 'add' ? addition : removal)(before, selected);
+      const names = new Set(access.hosts.map(({ metadata }) => metadata.name));
+      const after = withinLimit(targets, (name) => names.has(name));
+      return (await write(access, { entry, name, source, targets: after }))
+        ? { items: items.toSorted((a, b) => (a.node < b.node ? -1 : 1)) }
+        : undefined;
+    },
+  );
 }
 
 /** Returns the entries of the namespace. @throws ApiError when the user may not list them. */

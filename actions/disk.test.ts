@@ -1,9 +1,13 @@
-import { expect, it } from 'vitest';
+import { afterEach, expect, it, vi } from 'vitest';
+import { pause } from '../base/time.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import type { Ref, Resource } from '../kube/objects.ts';
 import { VMS } from '../api/v1alpha1/resources.ts';
 import { pushedImage, requestCommit, requestResize, requireImageStorage, savedImage } from './disk.ts';
+
+vi.mock(import('../base/time.ts'), { spy: true });
+afterEach(() => vi.mocked(pause).mockReset());
 
 const REF = { namespace: 'platform-default', name: 'mac' };
 const systemNamespace = 'berth-system';
@@ -146,13 +150,14 @@ it('a commit replaces an image whose status changes at the same time', async () 
 });
 
 it('a commit is refused if others change the image before each attempt', async () => {
+  const waits = vi.mocked(pause).mockResolvedValue();
   const changes = Array.from({ length: 100 }, () => ({ status: {} }));
   const { client, writes } = world({ image: {}, changes });
   await expect(commit(client)).rejects.toMatchObject({
-    kind: 'refused',
+    kind: 'busy',
     message: 'Other clients are changing Image base. Try again',
   });
-  expect(writes).toEqual([]);
+  expect([writes, waits.mock.calls.length]).toEqual([[], 9]);
 });
 
 it.each([

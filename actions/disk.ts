@@ -10,14 +10,11 @@ import { undefinedIf } from '../base/errors.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { readData } from '../kube/configmapdata.ts';
 import { isConflict, isForbidden, unlessMissing } from '../kube/errors.ts';
+import { changeObject } from './change.ts';
 import { ActionError } from './error.ts';
 
 /** Time in seconds after the end of a push until its Image is deleted. In this time, clients can read the result. */
 const PUSH_KEPT_SECONDS = 3_600;
-/**
- * Largest number of attempts to write a commit. An attempt fails if the operator has written the status of the Image since the last read.
- */
-const COMMIT_ATTEMPTS = 5;
 
 interface Name {
   readonly namespace: string;
@@ -116,19 +113,18 @@ export async function requestCommit(
   const { client } = access;
   const { name: vmName, namespace = '' } = vm.metadata;
   const name = await imageOf(client, vm, namespace);
-  for (let attempt = 1; attempt <= COMMIT_ATTEMPTS; attempt += 1) {
-    const found = await committable(client, { name, namespace }, vm);
-    const { uid, resourceVersion } = found.metadata;
-    const commit = { vmName, requestedAt: new Date().toISOString() };
-    const spec = { commit, ...(description !== undefined && { description }) };
-    const patch = { metadata: { uid, resourceVersion }, spec };
-    const write = client.mergePatch<Image>(IMAGES, { name, namespace }, patch);
-    const image = await undefinedIf(isConflict, write);
-    if (image !== undefined) {
-      return image;
-    }
-  }
-  throw new ActionError('refused', `Other clients are changing Image ${name}. Try again`);
+  return await changeObject(
+    () => `Image ${name}`,
+    async () => {
+      const found = await committable(client, { name, namespace }, vm);
+      const { uid, resourceVersion } = found.metadata;
+      const commit = { vmName, requestedAt: new Date().toISOString() };
+      const spec = { commit, ...(description !== undefined && { description }) };
+      const patch = { metadata: { uid, resourceVersion }, spec };
+      const write = client.mergePatch<Image>(IMAGES, { name, namespace }, patch);
+      return await undefinedIf(isConflict, write);
+    },
+  );
 }
 
 /** Returns the Image of the VM. @throws ActionError when it is no Image of the namespace, or must not be replaced now; ApiError. */

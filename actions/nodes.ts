@@ -4,17 +4,16 @@ import { tagsOf } from '../api/v1alpha1/hosts.ts';
 import { DEDICATED_KEY, TAG_LABEL_PREFIX, WORKLOAD_LABEL } from '../api/v1alpha1/names.ts';
 import { type CallOptions, type KubeClient, UNINTERRUPTED } from '../kube/client.ts';
 import { type Node, NODES, PODS } from '../kube/core.ts';
+import { changeObject } from './change.ts';
 import { ActionError } from './error.ts';
+import { undefinedIf } from '../base/errors.ts';
 import { isConflict } from '../kube/errors.ts';
-
-/** Largest number of attempts to write a Node. A kubelet seldom writes its Node twice in a few seconds, so a second conflict is rare. */
-const ATTEMPTS = 5;
 
 /**
  * Reads the Node, and writes the labels that `labelsFor` returns for it. The value null removes a label. If somebody else changes the Node
  * between the read and the write, the function repeats both.
  *
- * @throws ApiError when the API server refuses, and the errors of `labelsFor`.
+ * @throws ActionError when others change the Node in each attempt; ApiError; the errors of `labelsFor`.
  */
 async function relabel(
   client: KubeClient,
@@ -22,19 +21,19 @@ async function relabel(
   labelsFor: (node: Node) => Readonly<Record<string, string | null>>,
   options: CallOptions = {},
 ): Promise<void> {
-  for (let attempt = 1; ; attempt += 1) {
-    const node = await client.get(NODES, { name }, options);
-    const { resourceVersion } = node.metadata;
-    const patch = { metadata: { resourceVersion, labels: labelsFor(node) } };
-    try {
-      await client.mergePatch(NODES, { name }, patch, options);
-      return;
-    } catch (error) {
-      if (!isConflict(error) || attempt === ATTEMPTS) {
-        throw error;
-      }
-    }
-  }
+  await changeObject(
+    () => `host ${name}`,
+    async () => {
+      const node = await client.get(NODES, { name }, options);
+      const { resourceVersion } = node.metadata;
+      const patch = { metadata: { resourceVersion, labels: labelsFor(node) } };
+      const write = async () => {
+        await client.mergePatch(NODES, { name }, patch, options);
+        return true;
+      };
+      return await undefinedIf(isConflict, write());
+    },
+  );
 }
 
 /**

@@ -1,9 +1,13 @@
-import { expect, it } from 'vitest';
+import { afterEach, expect, it, vi } from 'vitest';
 import type { VM } from '../api/v1alpha1/vm.ts';
+import { pause } from '../base/time.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import { ActionError } from './error.ts';
 import { type PowerCommand, requestPower } from './power.ts';
+
+vi.mock(import('../base/time.ts'), { spy: true });
+afterEach(() => vi.mocked(pause).mockReset());
 
 function vm(phase: string, spec: VM['spec'] = {}, status: object = {}): VM {
   return { metadata: { name: 'mac', uid: '1' }, spec, status: { phase, ...status } } as VM;
@@ -108,10 +112,11 @@ it('two starts at the same time of a VM whose guest has shut down request one re
 });
 
 it('refuses a start if others change the VM again and again', async () => {
+  vi.mocked(pause).mockResolvedValue();
   let version = 0;
   const { request, writes } = stored(() => (version += 1));
   await expect(request('start')).rejects.toMatchObject({
-    kind: 'refused',
+    kind: 'busy',
     message: 'Other clients are changing VM mac. Try again',
   });
   expect(writes).toEqual([]);

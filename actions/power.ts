@@ -10,6 +10,7 @@ import type { VM, VMSpec } from '../api/v1alpha1/vm.ts';
 import { undefinedIf } from '../base/errors.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { isConflict } from '../kube/errors.ts';
+import { changeObject } from './change.ts';
 import { ActionError } from './error.ts';
 
 interface Power {
@@ -32,9 +33,6 @@ const COMMANDS: Readonly<Record<Command | 'restart', Power>> = {
 };
 export type PowerCommand = keyof typeof COMMANDS;
 
-/** Largest number of attempts to write a command. An attempt fails if somebody else has written the VM since the last read. */
-const ATTEMPTS = 5;
-
 /**
  * Writes the command into the VM that `read` reads, and returns the VM with the command.
  *
@@ -46,18 +44,15 @@ export async function requestPower(
   word: PowerCommand,
   read: () => Promise<VM>,
 ): Promise<VM> {
-  for (let attempt = 1; ; attempt += 1) {
+  let name = '';
+  const attempt = async () => {
     const found = await read();
-    const { name, namespace = '' } = found.metadata;
+    const { namespace = '' } = found.metadata;
+    ({ name } = found.metadata);
     const write = client.mergePatch<VM>(VMS, { namespace, name }, powerChange(found, word));
-    const vm = await undefinedIf(isConflict, write);
-    if (vm !== undefined) {
-      return vm;
-    }
-    if (attempt === ATTEMPTS) {
-      throw new ActionError('refused', `Other clients are changing VM ${name}. Try again`);
-    }
-  }
+    return await undefinedIf(isConflict, write);
+  };
+  return await changeObject(() => `VM ${name}`, attempt);
 }
 
 /** Returns the merge patch for the command. @throws ActionError when the VM's phase does not allow the command. */

@@ -72,6 +72,7 @@ const EXIT_BY_STATUS: Readonly<Record<number, ExitCode>> = {
 const EXIT_BY_KIND: Partial<Readonly<Record<ErrorKind, ExitCode>>> = {
   missing: EXIT.notFound,
   late: EXIT.noAnswer,
+  busy: EXIT.noAnswer,
 };
 
 /** Error codes of OpenSSL and Node.js for a faulty certificate. */

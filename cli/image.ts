@@ -1,6 +1,6 @@
 /** The nouns `image` and `iso`. */
 import { type Command, Option } from 'commander';
-import { parseDiskSize } from './flags.ts';
+import { parseDiskSize, wholeNumber } from './flags.ts';
 import type { Globals } from './globals.ts';
 import {
   addFileFlag,
@@ -16,7 +16,14 @@ import type { Terminal } from './terminal.ts';
 import { setDescription } from '../actions/objects.ts';
 import type { ImageItem } from '../api/http/image.ts';
 import { notReadyReason } from '../api/http/conditions.ts';
-import { copySpec, emptySpec, imageItem, type StoredContent } from '../api/http/imageitem.ts';
+import { contentSpec, copySpec, imageItem, type StoredContent } from '../api/http/imageitem.ts';
+import { VM_FIELDS } from '../api/v1alpha1/fields.ts';
+import {
+  IMAGE_FIELD_ROWS,
+  IMAGE_FORMATS,
+  type ImageFieldPath,
+  SOURCE_FIELDS,
+} from '../api/v1alpha1/imagefields.ts';
 import { formatSize } from '../api/v1alpha1/quantity.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 import { type NounKind, report } from './objects/kind.ts';
@@ -28,11 +35,7 @@ import { findNamed, getNamed } from './objects/named.ts';
 
 export function addImageCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, IMAGE_KIND);
-  addCreate(noun, terminal, IMAGE_KIND).option(
-    '--size <size>',
-    'size of a new empty disk, for example 120G or 100Gi; a number without a unit is in GB',
-    parseDiskSize,
-  );
+  addCreate(noun, terminal, IMAGE_KIND);
   noun
     .command('generate')
     .description('Make an image with an empty disk, for the installation of an operating system')
@@ -140,20 +143,46 @@ export function addRemoteCommands(
     });
 }
 
-function addCreate(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): Command {
+function addCreate(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): void {
   const word = wordFor(kind);
-  return addFileFlag(noun.command('create'))
+  const command = addFileFlag(noun.command('create'))
     .description(`Make an ${word}, or all ${word}s that a file describes, and do not wait for their content`)
     .argument('[name]', `name of the ${word}`)
-    .option('--copy-of <name>', `copy another ${word}`)
-    .option('--reference <reference>', 'take the content from a registry')
-    .option('--url <url>', 'take the content from a web server; requires --sha256')
-    .option('--sha256 <digest>', 'SHA-256 digest of the file at --url')
-    .option('-d, --description <text>', `description of the ${word}`)
-    .addOption(new Option('--type <architecture>', 'architecture of the VMs').choices(['arm64', 'amd64']))
-    .action(async (name: string | undefined, flags: CreateFlags, command: Command) => {
-      await create(terminal, command.optsWithGlobals<Globals>(), kind, { name, flags });
-    });
+    .option('--copy-of <name>', `copy another ${word}`);
+  for (const { option } of tableFlags(kind)) {
+    command.addOption(option);
+  }
+  command.action(async (name: string | undefined, flags: CreateFlags, created: Command) => {
+    await create(terminal, created.optsWithGlobals<Globals>(), kind, { name, flags });
+  });
+}
+
+/** Readers of the flags that are not texts, by their fields. */
+const PARSERS: Partial<Record<ImageFieldPath, (text: string) => unknown>> = {
+  'source.empty.size': parseDiskSize,
+  ttlSecondsAfterFinished: wholeNumber,
+};
+const CHOICES: Partial<Record<ImageFieldPath, readonly string[]>> = {
+  architecture: VM_FIELDS.architecture.values,
+  os: VM_FIELDS.os.values,
+  format: IMAGE_FORMATS,
+};
+
+/** Returns the flags of the table that the kind has, with the name of the field in requests of the HTTP API. */
+function tableFlags({ noun }: NounKind<StoredContent>): { option: Option; http: string; path: string }[] {
+  return IMAGE_FIELD_ROWS.flatMap(({ path, http, flag, isImageOnly }) => {
+    if (flag === undefined || http === undefined || (isImageOnly === true && noun !== 'image')) {
+      return [];
+    }
+    const option = new Option(...flag);
+    const [choices, parser] = [CHOICES[path], PARSERS[path]];
+    if (choices !== undefined) {
+      option.choices(choices);
+    } else if (parser !== undefined) {
+      option.argParser(parser);
+    }
+    return [{ option, http, path }];
+  });
 }
 
 const COLUMNS: readonly Column<StoredContent>[] = [
@@ -196,26 +225,15 @@ export function checkImageName(name: string): void {
   }
 }
 
+/** Flags of `create`. Most flags are those of the table. */
 export interface CreateFlags extends FileFlag {
-  /** Size of an empty disk, as a quantity. */
-  readonly size?: string;
   readonly copyOf?: string;
-  readonly reference?: string;
-  readonly url?: string;
-  readonly sha256?: string;
   readonly description?: string;
-  readonly type?: 'arm64' | 'amd64';
+  readonly [flag: string]: unknown;
 }
 
-const FLAG_BY_FIELD = {
-  'metadata.name': 'the name',
-  'spec.description': '--description',
-  'spec.architecture': '--type',
-  'spec.source.empty.size': '--size',
-  'spec.source.registry.reference': '--reference',
-  'spec.source.http.url': '--url',
-  'spec.source.http.sha256': '--sha256',
-};
+/** Flags that name the source, as commander names them. */
+const SOURCE_FLAGS = ['copyOf', ...SOURCE_FIELDS] as const;
 
 /**
  * Creates one object from flags, or all objects of a file.
@@ -239,31 +257,46 @@ export async function create(
     const metadata = { name, namespace: cluster.namespace };
     const spec = await specOf(cluster, kind, flags, signal);
     const made = createNamed(cluster, kind.type, { metadata, spec }, { signal });
-    const objects = [await made.catch((error: unknown) => Promise.reject(inFlags(error, FLAG_BY_FIELD)))];
+    const objects = [await made.catch((error: unknown) => Promise.reject(inFlags(error, flagByField(kind))))];
     await report(terminal, globals, { kind, objects, sentence: createdSentence(kind) });
   });
 }
 
+/** Returns the names of the flags in messages, by the fields of the object. */
+function flagByField(kind: NounKind<StoredContent>): Record<string, string> {
+  const flags = tableFlags(kind).map(({ path, option }) => [`spec.${path}`, option.long ?? '']);
+  return { 'metadata.name': 'the name', ...Object.fromEntries(flags) } as Record<string, string>;
+}
+
+/** @throws CommandError when the name is not allowed, or flags contradict each other. */
 function check(
   name: string | undefined,
-  { noun }: NounKind<StoredContent>,
-  { size, copyOf, reference, url, sha256, type }: CreateFlags,
+  kind: NounKind<StoredContent>,
+  flags: CreateFlags,
 ): asserts name is string {
+  const { noun } = kind;
   if (name === undefined) {
     throw new CommandError(`Give the name of the ${noun}, or a file with -f`, EXIT.usage);
   }
   checkImageName(name);
-  const sources = [size, copyOf, reference, url].filter((source) => source !== undefined);
-  if (sources.length !== 1) {
+  const { copyOf, url, sha256 } = flags;
+  const given = SOURCE_FLAGS.filter((flag) => flags[flag] !== undefined);
+  if (given.length !== 1) {
     const empty = noun === 'image' ? '--size, ' : '';
-    throw new CommandError(`Name one source: ${empty}--copy-of, --reference or --url`, EXIT.usage);
+    throw new CommandError(
+      `Name one source: ${empty}--copy-of, --reference, --url or --shared-file`,
+      EXIT.usage,
+    );
   }
   if ((url === undefined) !== (sha256 === undefined)) {
     throw new CommandError('Use --url and --sha256 together', EXIT.usage);
   }
-  if (copyOf !== undefined && type !== undefined) {
+  const other = tableFlags(kind).find(
+    ({ option, http }) => http !== 'description' && flags[option.attributeName()] !== undefined,
+  );
+  if (copyOf !== undefined && other !== undefined) {
     throw new CommandError(
-      'Do not use --type with --copy-of, because a copy has the same architecture as its source',
+      `Do not use ${other.option.long} with --copy-of, because a copy has the values of its source`,
       EXIT.usage,
     );
   }
@@ -272,16 +305,15 @@ function check(
 async function specOf(
   cluster: UserCluster,
   kind: NounKind<StoredContent>,
-  { size, copyOf, reference, url = '', sha256 = '', description, type }: CreateFlags,
+  flags: CreateFlags,
   signal: AbortSignal,
 ): Promise<StoredContent['spec']> {
+  const { copyOf, description } = flags;
   if (copyOf !== undefined) {
     const source = await findNamed(cluster, kind, copyOf, signal);
     return copySpec(source, cluster.namespace, description);
   }
-  if (size !== undefined) {
-    return emptySpec({ size, description, type });
-  }
-  const source = reference === undefined ? { http: { url, sha256 } } : { registry: { reference } };
-  return { description, architecture: type, source };
+  return contentSpec(
+    Object.fromEntries(tableFlags(kind).map(({ option, http }) => [http, flags[option.attributeName()]])),
+  );
 }

@@ -11,6 +11,8 @@ import { conditionOf, notReadyReason } from '../api/http/conditions.ts';
 import { SERVERS } from '../api/v1alpha1/resources.ts';
 import { type NounKind, report } from './objects/kind.ts';
 import { age, printable } from './text.ts';
+import { changeObject } from '../actions/change.ts';
+import { undefinedIf } from '../base/errors.ts';
 import { timestamp } from '../base/time.ts';
 import { type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
@@ -227,8 +229,6 @@ function outOfTime(name: string, action: PowerAction, timeout: number): CommandE
 
 /** Cost of new hashes. The HTTP API needs some 70 ms for a check, and an attacker with the hash needs as long for each guess. */
 const COST = 10;
-/** Number of attempts to change the Secret. Each conflict means that somebody else changed it at the same time. */
-const ATTEMPTS = 5;
 
 /** Adds a user, or gives a user another password. @throws CommandError when the name or the password is not valid; ApiError. */
 export async function addUser(
@@ -280,35 +280,28 @@ async function changeUsers(
       namespace: globals.namespace === undefined ? SYSTEM_NAMESPACE : namespace,
       name: SERVER_USERS_SECRET,
     };
-    for (let attempt = 0; !(await changed(client, ref, change)); attempt += 1) {
-      if (attempt >= ATTEMPTS) {
-        throw new CommandError(`Secret ${ref.name} changes too often. Try again later`, EXIT.noAnswer);
-      }
-    }
+    await changeObject(
+      () => `Secret ${ref.name}`,
+      async () => await changed(client, ref, change),
+    );
     await printDone(terminal, globals.output, [{ name }], sentence);
   });
 }
 
-/** Changes the lines of the Secret, or creates the Secret. Returns false if somebody else has changed it at the same time. */
+/** Changes the lines of the Secret, or creates the Secret. Returns undefined if somebody else has changed it at the same time. */
 async function changed(
   client: KubeClient,
   ref: { namespace: string; name: string },
   change: (text: string) => string,
-): Promise<boolean> {
+): Promise<Secret | undefined> {
   const secret = await unlessMissing(client.get(SECRETS, ref));
   const text = Buffer.from(secret?.data?.[SERVER_USERS_KEY] ?? '', 'base64').toString('utf8');
   const data = { ...secret?.data, [SERVER_USERS_KEY]: Buffer.from(change(text)).toString('base64') };
-  try {
-    await (secret === undefined
-      ? client.create(SECRETS, { metadata: ref, data })
-      : client.update<Secret>(SECRETS, { ...secret, data }));
-    return true;
-  } catch (error) {
-    if (isConflict(error) || isAlreadyExists(error)) {
-      return false;
-    }
-    throw error;
-  }
+  const write =
+    secret === undefined
+      ? client.create<Secret>(SECRETS, { metadata: ref, data })
+      : client.update<Secret>(SECRETS, { ...secret, data });
+  return await undefinedIf((error) => isConflict(error) || isAlreadyExists(error), write);
 }
 
 export type ServerGoal = { readonly power: Extract<PowerState, 'On' | 'Off'> } | ConditionGoal;

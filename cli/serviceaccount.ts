@@ -3,7 +3,7 @@ import type { Command } from 'commander';
 import { BooleanFlag } from './flags.ts';
 import type { Globals } from './globals.ts';
 import type { Terminal } from './terminal.ts';
-import { lifeSeconds, tokenRequestSchema } from '../api/http/serviceaccount.ts';
+import { lifeSeconds, tokenItem, tokenRequestSchema } from '../api/http/serviceaccount.ts';
 import { requestToken } from '../kube/accounttoken.ts';
 import { clientForChange, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
@@ -56,7 +56,8 @@ export interface TokenFlags {
 }
 
 /**
- * Makes a token and writes it. In the formats `table` and `wide`, the output contains only the token, so that scripts can read it.
+ * Makes a token and writes it. In the formats `table` and `wide`, the output contains only the token, so that scripts can read it. A warning
+ * tells that the cluster gave the token a shorter lifetime.
  *
  * @throws CommandError; ApiError.
  */
@@ -67,9 +68,12 @@ export async function token(
 ): Promise<void> {
   const seconds = secondsOf(flags);
   await withCluster(terminal, globals, async ({ client, namespace }) => {
-    const made = await requestToken(client, accountIn(namespace, name), seconds);
+    const made = tokenItem(await requestToken(client, accountIn(namespace, name), seconds), seconds);
     if (globals.output === 'table' || globals.output === 'wide') {
       terminal.out(`${made.token}\n`);
+      if (made.message !== undefined) {
+        terminal.err(`warning: ${made.message}\n`);
+      }
     } else {
       await print(terminal, globals.output, { rows: [{ name, ...made }], columns: [], itemOf: (row) => row });
     }

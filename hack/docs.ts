@@ -15,7 +15,6 @@ import {
   configurationPage,
   drawSvg,
   foldersTable,
-  fieldsPage,
   kindsPage,
   layersTable,
   lifecycleDot,
@@ -24,6 +23,7 @@ import {
   valuesPage,
 } from './docs/pages.ts';
 import { httpRightsPage } from './docs/httprights.ts';
+import { fieldsPage } from './docs/surfaces.ts';
 import { between, table } from './docs/table.ts';
 
 const ROOT = join(import.meta.dirname, '..');

@@ -6,6 +6,9 @@
  *     condition     the test shows a condition that says that the field has no effect
  *
  * `open: WHY` names a field that nothing proves yet. The program counts these fields.
+ *
+ * It also compares the tables of fields on each surface (api/v1alpha1/fields.ts and imagefields.ts) with the OpenAPI document and the flags
+ * of the command.
  */
 import { globSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
@@ -14,12 +17,15 @@ import { parse } from 'yaml';
 import * as z from 'zod';
 import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/fields.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
+import { createProgram } from '../cli/program.ts';
 import { customResourceDefinition } from './crd.ts';
 import { runCommand } from './command.ts';
+import { type SurfaceDocument, surfaceMistakes, type Surfaces } from './docs/surfaces.ts';
 import { fieldsOf, type JsonSchema } from './docs/table.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const TABLE = 'test/fields.yaml';
+const OPENAPI = 'docs/reference/openapi.json';
 const TEST_FILES = '{base,api,kube,operator,agent,server,cli,hack,test}/**/*.test.ts';
 /** Call of `test`, of `it`, or of the function that `it.each(…)` returns, perhaps with type arguments. The last group is the title. */
 const TITLE = /(?:\b(?:test|it)(?:\.\w+)*(?:<[^(]*>)?|\))\(\s*(['"`])((?:\\.|(?!\1)[^\\])*)\1/g;
@@ -84,15 +90,33 @@ function faultOf(
   return titles.get(file)?.has(title) === true ? undefined : `names no test: ${proof}`;
 }
 
+/** Returns the surfaces of this checkout. */
+export async function readSurfaces(): Promise<Surfaces> {
+  const terminal = {
+    name: 'berth',
+    environment: {},
+    out: () => undefined,
+    err: () => undefined,
+    isForPeople: false,
+    signal: new AbortController().signal,
+  };
+  const program = await createProgram(terminal, () => true);
+  const document = JSON.parse(await readFile(join(ROOT, OPENAPI), 'utf8')) as SurfaceDocument;
+  return { document, program, fields: specFields() };
+}
+
 async function main(): Promise<number> {
   const table = tableSchema.parse(parse(await readFile(join(ROOT, TABLE), 'utf8')));
   const titles = new Map<string, Set<string>>();
   for (const file of globSync(TEST_FILES, { cwd: ROOT })) {
     titles.set(file, titlesOf(await readFile(join(ROOT, file), 'utf8')));
   }
-  const mistakes = mistakesOf(table, specFields(), titles);
+  const mistakes = [
+    ...mistakesOf(table, specFields(), titles).map((mistake) => `${TABLE}: ${mistake}`),
+    ...surfaceMistakes(await readSurfaces()).map((mistake) => `fields on each surface: ${mistake}`),
+  ];
   for (const mistake of mistakes) {
-    console.error(`${TABLE}: ${mistake}`);
+    console.error(mistake);
   }
   const open = Object.entries(table).flatMap(([kind, proofs]) =>
     Object.entries(proofs)

@@ -7,9 +7,20 @@ export interface AccountToken {
   token: string;
   /** RFC 3339 time at which the token expires. The API server chooses this time. */
   expirationTimestamp?: string | undefined;
+  /** Lifetime in seconds that the API server granted. It is shorter than the requested one if the cluster limits lifetimes. */
+  grantedSeconds: number;
 }
 
-/** Returns a token. `expirationSeconds` is its lifetime, at least 600. @throws ApiError when the API server refuses. */
+/** The answer of the API server. It writes the granted lifetime into the spec. */
+interface TokenRequest {
+  readonly spec?: { readonly expirationSeconds?: number };
+  readonly status: { readonly token: string; readonly expirationTimestamp?: string };
+}
+
+/**
+ * Returns a token. `expirationSeconds` is its wanted lifetime, at least 600. The API server has a setting for the longest lifetime, and
+ * shortens longer ones. @throws ApiError when the API server refuses.
+ */
 export async function requestToken(
   client: KubeClient,
   account: { namespace: string; name: string },
@@ -19,6 +30,7 @@ export async function requestToken(
   const { body } = await client.call('POST', path, {
     body: { apiVersion: 'authentication.k8s.io/v1', kind: 'TokenRequest', spec: { expirationSeconds } },
   });
-  const { token, expirationTimestamp } = (body as { status: AccountToken }).status;
-  return { token, expirationTimestamp };
+  const { spec, status } = body as TokenRequest;
+  const { token, expirationTimestamp } = status;
+  return { token, expirationTimestamp, grantedSeconds: spec?.expirationSeconds ?? expirationSeconds };
 }

@@ -2,7 +2,9 @@
  * Reads and changes the members of a namespace. Members are the subjects of a RoleBinding that has the name of its ClusterRole. They are
  * users, groups and service accounts.
  */
+import { undefinedIf } from '../base/errors.ts';
 import { deleteExisting, type KubeClient } from './client.ts';
+import { retryChange } from './conflicts.ts';
 import { ROLE_BINDINGS, type RoleBinding, SERVICE_ACCOUNTS, type Subject } from './core.ts';
 import { ApiError, isAlreadyExists, isConflict, isNotFound, unlessMissing } from './errors.ts';
 
@@ -25,8 +27,6 @@ export interface Subjects {
 }
 
 const RBAC_GROUP = 'rbac.authorization.k8s.io';
-/** Largest number of attempts to write a RoleBinding. A conflict is rare, because others seldom change the same RoleBinding. */
-const ATTEMPTS = 10;
 
 /**
  * Returns the subjects of the RoleBinding. If there is no such RoleBinding, the result is empty. @throws ApiError when the API server
@@ -70,36 +70,38 @@ async function change(
   role: RoleRef,
   next: (binding: RoleBinding | undefined) => Subject[],
 ): Promise<void> {
-  for (let attempt = 1; ; attempt += 1) {
+  const changed = await retryChange(async () => {
     const binding = await bindingOf(client, role);
     const subjects = next(binding);
-    if (subjects.length === (binding?.subjects ?? []).length) {
-      return;
-    }
-    try {
-      await write(client, role, { binding, subjects });
-      return;
-    } catch (error) {
-      if (!(isConflict(error) || isAlreadyExists(error)) || attempt === ATTEMPTS) {
-        throw error;
-      }
-    }
+    return subjects.length === (binding?.subjects ?? []).length
+      ? subjects
+      : await undefinedIf(isStale, write(client, role, { binding, subjects }));
+  });
+  if (changed === undefined) {
+    const message = `Others are changing RoleBinding ${role.name} in namespace ${role.namespace}. Try again`;
+    throw new ApiError(message, { status: 409, reason: 'Conflict' });
   }
 }
 
+function isStale(error: unknown): boolean {
+  return isConflict(error) || isAlreadyExists(error);
+}
+
+/** Returns the subjects that were written. */
 async function write(
   client: KubeClient,
   role: RoleRef,
   { binding, subjects }: { binding: RoleBinding | undefined; subjects: Subject[] },
-): Promise<void> {
+): Promise<Subject[]> {
   if (binding === undefined) {
     // The RoleBinding is missing: the operator has not created it yet, or people manage the RoleBindings of this namespace.
     const roleRef = { apiGroup: RBAC_GROUP, kind: 'ClusterRole', name: role.name };
     await client.create(ROLE_BINDINGS, { metadata: { ...role }, roleRef, subjects });
-    return;
+    return subjects;
   }
   const { resourceVersion } = binding.metadata;
   await client.mergePatch(ROLE_BINDINGS, role, { metadata: { resourceVersion }, subjects });
+  return subjects;
 }
 
 async function bindingOf(client: KubeClient, role: RoleRef): Promise<RoleBinding | undefined> {

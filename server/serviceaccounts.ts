@@ -5,6 +5,7 @@ import { statusSchema, success } from '../api/http/status.ts';
 import {
   lifeSeconds,
   serviceAccountListSchema,
+  tokenItem,
   tokenRequestSchema,
   tokenSchema,
 } from '../api/http/serviceaccount.ts';
@@ -116,8 +117,9 @@ function addToken(app: App): void {
       },
     },
     async ({ caller, params, body }, reply) => {
-      const token = await requestToken(caller(), checked(SERVICE_ACCOUNTS, params), lifeSeconds(body));
-      return await reply.header('cache-control', 'no-store').send(token);
+      const wanted = lifeSeconds(body);
+      const token = await requestToken(caller(), checked(SERVICE_ACCOUNTS, params), wanted);
+      return await reply.header('cache-control', 'no-store').send(tokenItem(token, wanted));
     },
   );
 }

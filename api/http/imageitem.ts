@@ -2,8 +2,9 @@
  * Makes the items of Images, ISOs and pushes that the HTTP API and the `berth` command show, and the specs of new Images and ISOs. Each push
  * is stored as an Image object. The operator deletes this Image an hour after the push has ended.
  */
-import type { ImageItem } from './image.ts';
+import type { ContentRequest, ImageItem } from './image.ts';
 import type { Image } from '../v1alpha1/image.ts';
+import { IMAGE_FIELD_ROWS } from '../v1alpha1/imagefields.ts';
 import type { ISO } from '../v1alpha1/iso.ts';
 import type { ApiObject } from '../v1alpha1/kind.ts';
 import { notReadyMessage } from './conditions.ts';
@@ -36,6 +37,7 @@ export function imageItem({ metadata, spec, status = {} }: StoredContent): Image
     lastUpdatedTimestamp: status.lastUpdateTime,
     progressPercent: status.progressPercent,
     digest: status.digest,
+    ...requestValues(spec),
   };
 }
 
@@ -73,16 +75,45 @@ export function copySpec(
   };
 }
 
-interface Wanted {
-  /** Size of the disk, as a quantity. */
-  readonly size: string | number;
-  readonly description?: string | undefined;
-  readonly type?: Image['spec']['architecture'];
+/** Returns the spec of a new Image or ISO from the fields of a request, or from flags with the same names. */
+export function contentSpec(request: ContentRequest): StoredContent['spec'] {
+  const given: Readonly<Record<string, unknown>> = request;
+  const spec = { source: {} };
+  for (const { path, http } of IMAGE_FIELD_ROWS) {
+    const value = http === undefined ? undefined : given[http];
+    if (value !== undefined) {
+      setAt(spec, path.split('.'), value);
+    }
+  }
+  return spec;
 }
 
-/** Returns the spec of an Image with an empty disk. */
-export function emptySpec({ size, description, type: architecture }: Wanted): Image['spec'] {
-  return { description, architecture, source: { empty: { size } } };
+function setAt(
+  object: Record<string, unknown>,
+  [name = '', ...rest]: readonly string[],
+  value: unknown,
+): void {
+  if (rest.length === 0) {
+    object[name] = value;
+    return;
+  }
+  const part = (object[name] ?? {}) as Record<string, unknown>;
+  object[name] = part;
+  setAt(part, rest, value);
+}
+
+/** Returns the fields of the request that made the object, as the item shows them. */
+function requestValues(spec: StoredContent['spec']): Partial<ImageItem> {
+  return Object.fromEntries(
+    IMAGE_FIELD_ROWS.flatMap(({ path, http, isNotShown }) =>
+      http === undefined || isNotShown === true ? [] : [[http, valueAt(spec, path.split('.'))]],
+    ),
+  );
+}
+
+function valueAt(object: unknown, [name = '', ...rest]: readonly string[]): unknown {
+  const value = (object as Record<string, unknown> | undefined)?.[name];
+  return rest.length === 0 ? value : valueAt(value, rest);
 }
 
 /** Prefix of the name of each push. */

@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { lifeSeconds, tokenRequestSchema } from './serviceaccount.ts';
+import { lifeSeconds, tokenItem, tokenRequestSchema } from './serviceaccount.ts';
 
 it.each([
   [{}, 31_536_000],
@@ -26,4 +26,25 @@ it.each([
   { duration: '1h', noExpiration: true },
 ])('%j is refused', (body) => {
   expect(tokenRequestSchema.safeParse(body).success).toBe(false);
+});
+
+it.each([
+  [
+    31_536_000,
+    86_400,
+    'The token lives for 24h instead of 8760h, because the API server of the cluster allows',
+  ],
+  [86_405, 5_430, 'The token lives for 1h30m30s instead of 24h5s, because'],
+])('a token for %i s that lives for %i s says so', (wanted, grantedSeconds, message) => {
+  const expirationTimestamp = '2026-11-30T12:00:00Z';
+  expect(tokenItem({ token: 'a', expirationTimestamp, grantedSeconds }, wanted)).toEqual({
+    token: 'a',
+    expirationTimestamp,
+    expirationSeconds: grantedSeconds,
+    message: expect.stringContaining(message),
+  });
+});
+
+it('a token with the wanted life has no message', () => {
+  expect(tokenItem({ token: 'a', grantedSeconds: 600 }, 600).message).toBeUndefined();
 });

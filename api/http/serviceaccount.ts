@@ -49,12 +49,47 @@ export type TokenLife = z.infer<typeof tokenRequestSchema>;
 export const tokenSchema = z
   .object({
     token: z.string(),
-    expirationTimestamp: z.string().optional().meta({
+    expirationTimestamp: z
+      .string()
+      .optional()
+      .meta({ description: 'RFC 3339 time at which the token expires.' }),
+    expirationSeconds: z.int().meta({
       description:
-        'RFC 3339 time at which the token expires. The lifetime can be shorter than requested, because the API server decides it.',
+        'Lifetime of the token in seconds. It is shorter than requested if the API server of the cluster limits lifetimes.',
+    }),
+    message: z.string().optional().meta({
+      description: 'Says that the lifetime is shorter than requested, and why. Absent if it is not.',
     }),
   })
   .meta({ id: 'Token', description: 'A token of a service account. It is shown only in this answer.' });
+
+export type TokenItem = z.infer<typeof tokenSchema>;
+
+/** Returns the answer with a token. `wanted` is the lifetime that the caller asked for, in seconds. */
+export function tokenItem(
+  {
+    token,
+    expirationTimestamp,
+    grantedSeconds,
+  }: { token: string; expirationTimestamp?: string | undefined; grantedSeconds: number },
+  wanted: number,
+): TokenItem {
+  const message =
+    grantedSeconds < wanted
+      ? `The token lives for ${formatLife(grantedSeconds)} instead of ${formatLife(wanted)}, because the API server of the cluster allows no longer life (--service-account-max-token-expiration)`
+      : undefined;
+  return { token, expirationTimestamp, expirationSeconds: grantedSeconds, message };
+}
+
+/** Returns a lifetime in the form in which requests give it, for example 1h30m. */
+function formatLife(seconds: number): string {
+  const parts = [
+    [Math.floor(seconds / 3_600), 'h'],
+    [Math.floor(seconds / 60) % 60, 'm'],
+    [seconds % 60, 's'],
+  ] as const;
+  return parts.map(([count, unit]) => (count === 0 ? '' : `${count}${unit}`)).join('');
+}
 
 /** Returns the requested lifetime of a token in seconds. */
 export function lifeSeconds({ duration, expirationSeconds, noExpiration }: TokenLife): number {

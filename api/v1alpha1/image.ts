@@ -1,6 +1,7 @@
 /** Image: a disk that VMs are made from. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
+import { IMAGE_FORMATS } from './imagefields.ts';
 import { type ApiObject, column, type KindContent, wide } from './kind.ts';
 import {
   choice,
@@ -59,15 +60,21 @@ const imageSourceSchema = z
     ),
   );
 
+export const formatSchema = choice('Format of the file: Auto (when omitted), Raw or QCOW2.', IMAGE_FORMATS);
+
+/** Time after which an Image is deleted. */
+export const TTL = {
+  description:
+    'Seconds from status.finishedTime until the Image is deleted. When omitted, the Image is not deleted automatically.',
+  minimum: 0,
+  maximum: 2_147_483_647,
+};
+
 const imageSpecSchema = z
   .object({
     description: descriptionSchema.optional(),
     source: imageSourceSchema,
-    format: choice('Format of the file: Auto (when omitted), Raw or QCOW2.', [
-      'Auto',
-      'Raw',
-      'QCOW2',
-    ]).optional(),
+    format: formatSchema.optional(),
     architecture: architectureSchema.optional(),
     os: osSchema.optional(),
     imagePullSecrets: imagePullSecretsSchema.optional(),
@@ -89,11 +96,7 @@ const imageSpecSchema = z
       .meta({ description: 'Pushes this Image to a registry.' })
       .optional(),
     download: fileRequestSchema.optional(),
-    ttlSecondsAfterFinished: integer(
-      'Seconds from status.finishedTime until the Image is deleted. When omitted, the Image is not deleted automatically.',
-      0,
-      2_147_483_647,
-    ).optional(),
+    ttlSecondsAfterFinished: integer(TTL.description, TTL.minimum, TTL.maximum).optional(),
   })
   .meta(documented('Desired image.', SOURCE_IMMUTABLE));
 export type ImageSpec = z.infer<typeof imageSpecSchema>;

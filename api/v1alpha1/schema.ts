@@ -87,9 +87,12 @@ export function namespaceName(description: string) {
   return text(description, 63, LABEL);
 }
 
+/** Pattern of SHA-256 checksums. */
+export const SHA256 = /^[a-f0-9]{64}$/;
+
 /** Returns the schema of a SHA-256 checksum in lower-case hexadecimal. */
 export function sha256(description: string) {
-  return text(description, 64, /^[a-f0-9]{64}$/);
+  return text(description, 64, SHA256);
 }
 
 /**

@@ -15,19 +15,24 @@ export const descriptionSchema = z
   .max(4096)
   .meta({ description: 'Description for people, at most 4096 characters.' });
 
-const registrySchema = z
+export const registrySchema = z
   .object({ reference: imageName('Reference in an OCI registry.') })
   .meta({ description: 'An image in an OCI registry.' });
+
+export const NO_CREDENTIALS =
+  'must not contain a user name or password, because every reader of this object would see them. Use a registry with imagePullSecrets, or a URL without credentials';
+
+/** Pattern of the addresses of files. */
+export const FILE_URL = /^https?:\/\/[^\s/]+(\/\S*)?$/;
 
 /** Returns the schema of a file that hosts fetch over http or https. Hosts check the file with its SHA-256 digest. */
 export function downloadSchema(description: string) {
   return z
     .object({
-      url: text('Address of the file, http or https.', 2048, /^https?:\/\/[^\s/]+(\/\S*)?$/).meta(
+      url: text('Address of the file, http or https.', 2048, FILE_URL).meta(
         documented('Address of the file, http or https, without a user name or password.', {
           rule: "!self.matches('^https?://[^/?#]*@')",
-          message:
-            'url must not contain a user name or password, because every reader of this object would see them. Use a registry with imagePullSecrets, or a URL without credentials',
+          message: `url ${NO_CREDENTIALS}`,
         }),
       ),
       sha256: sha256('SHA-256 of the file, 64 lower-case hexadecimal digits.'),
@@ -35,7 +40,9 @@ export function downloadSchema(description: string) {
     .meta({ description });
 }
 
-const sharedFileSchema = z
+export const RELATIVE_PATH = 'must be relative and must not contain ..';
+
+export const sharedFileSchema = z
   .object({
     path: text(
       'Path of the file below a folder in `images.sharedRoots` of the agent, without a leading slash.',
@@ -45,7 +52,7 @@ const sharedFileSchema = z
         'Path of the file below a folder in `images.sharedRoots` of the agent, without a leading slash or `..`.',
         {
           rule: "!self.startsWith('/') && !self.split('/').exists(part, part == '..')",
-          message: 'path must be relative and must not contain ..',
+          message: `path ${RELATIVE_PATH}`,
         },
       ),
     ),

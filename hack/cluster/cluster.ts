@@ -39,6 +39,8 @@ export interface ClusterOptions {
   stateDirectory?: string;
   /** Time without a report of a node after which the node counts as lost. The default of Kubernetes is 50 s. */
   nodeMonitorGracePeriodSeconds?: number;
+  /** Longest lifetime of a service account's token in seconds, at least 3600. By default, there is no such limit. */
+  accountTokenSeconds?: number;
   /** Whether the API server records every write with its user in `audit.log` of the cluster's folder. */
   audit?: boolean;
   /** Text of the file `authentication.yaml` in the cluster's folder, with the identity providers of users (hack/authentication.ts). */

@@ -52,6 +52,8 @@ export interface ControlPlaneOptions {
   tools: Tools;
   /** Time without a report of a node after which the node counts as lost. The default of Kubernetes is 50 s. */
   nodeMonitorGracePeriodSeconds?: number | undefined;
+  /** Longest lifetime of a service account's token in seconds, at least 3600. By default, there is no such limit. */
+  accountTokenSeconds?: number | undefined;
   /** Whether every write is recorded with its user in {@link AUDIT_LOG}. */
   audit?: boolean | undefined;
   /** Text of the file with the identity providers of users. If absent, the API server accepts no ID tokens. */
@@ -187,6 +189,7 @@ function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: n
     '--max-requests-inflight=1600',
     '--max-mutating-requests-inflight=800',
     '--profiling=false',
+    ...tokenArguments(options),
     ...auditArguments(options),
     ...fileArguments(options, 'authentication', 'authentication-config'),
     ...fileArguments(options, 'admission', 'admission-control-config-file'),
@@ -219,6 +222,10 @@ function fileArguments(
   const file = join(options.directory, `${name}.yaml`);
   writeFileSync(file, text);
   return [`--${flag}=${file}`];
+}
+
+function tokenArguments({ accountTokenSeconds: seconds }: ControlPlaneOptions): string[] {
+  return seconds === undefined ? [] : [`--service-account-max-token-expiration=${seconds}s`];
 }
 
 function auditArguments({ directory, audit = false }: ControlPlaneOptions): string[] {

@@ -94,6 +94,28 @@ test.each([
 });
 
 test.each([
+  ['ForStatement', 'actions/power.ts', 'attempt', 'isNotFound', 1],
+  ['ForStatement', 'actions/power.ts', 'index', 'isConflict', 1],
+  ['ForStatement', 'actions/power.ts', 'index', 'isNotFound', 0],
+  ['ForStatement', 'agent/processes/cgroup.ts', 'attempt', 'isNotFound', 0],
+  ['ForStatement', 'agent/node/keeper.ts', 'index', 'isConflict', 1],
+  ['ForStatement', 'kube/transport.ts', 'attempt', 'isNotFound', 0],
+  ['ForStatement', 'actions/power.test.ts', 'attempt', 'isConflict', 0],
+  ['WhileStatement', 'kube/members.ts', undefined, 'isAlreadyExists', 1],
+  ['DoWhileStatement', 'kube/members.ts', undefined, 'isNotFound', 0],
+  ['ForOfStatement', 'operator/uninstall.ts', undefined, 'isConflict', 0],
+])('a %s in %s that counts %s and asks %s: %i complaints', (type, file, counter, asked, count) => {
+  const name = (text: string) => ({ type: 'Identifier', name: text });
+  const init =
+    counter === undefined ? null : { type: 'VariableDeclaration', declarations: [{ id: name(counter) }] };
+  const call = { type: 'CallExpression', callee: name('undefinedIf'), arguments: [name(asked)] };
+  const body = { type: 'BlockStatement', body: [{ type: 'ExpressionStatement', expression: call }] };
+  const node: { type: string; init: object | null; body: object; parent?: unknown } = { type, init, body };
+  node.parent = node;
+  expect(complaints('bounded-retries', file, node)).toBe(count);
+});
+
+test.each([
   ['words', 1],
   ['lastWords', 1],
   ['LAST_WORDS', 1],

@@ -18,6 +18,10 @@ interface Node {
   properties?: Node[];
   key?: Node;
   arguments?: Node[];
+  init?: Node | null;
+  id?: Node;
+  declarations?: Node[];
+  body?: unknown;
 }
 
 interface Context {
@@ -133,6 +137,48 @@ const spawnTimeout: Rule = {
   },
 };
 
+/** Wings whose attempts are requests to servers. Attempts of the agent are also local, and many need no wait. */
+const CLIENTS = /^(?:kube|actions|operator|server|cli)\//;
+/** The transport repeats requests after the waits that the API server asks for. */
+const TRANSPORT = 'kube/transport.ts';
+/** Functions that recognize the refusal of a stale change. A loop that uses them repeats the change. */
+const STALE = new Set(['isConflict', 'isAlreadyExists']);
+const ATTEMPT = /^(?:attempt|try|retry)$/;
+
+/** Returns whether a part of a syntax tree names one of the functions in {@link STALE}. */
+function namesStale(part: unknown): boolean {
+  if (Array.isArray(part)) {
+    return part.some(namesStale);
+  }
+  if (typeof part !== 'object' || part === null) {
+    return false;
+  }
+  const { name } = part as Partial<Node>;
+  // `parent` leads up again.
+  const below = Object.entries(part).filter(([key]) => key !== 'parent');
+  return (name !== undefined && STALE.has(name)) || below.some(([, value]) => namesStale(value));
+}
+
+/** Forbids loops that repeat an attempt by themselves. Such loops were written without a wait, without a bound, or without jitter. */
+const boundedRetries: Rule = {
+  create(context) {
+    const file = relative(ROOT, context.filename);
+    if (!READERS.test(file) || file === TRANSPORT) {
+      return {};
+    }
+    const countsAttempts = ({ init }: Node): boolean =>
+      CLIENTS.test(file) && (init?.declarations ?? []).some(({ id }) => ATTEMPT.test(id?.name ?? ''));
+    const look = (node: Node): void => {
+      if (countsAttempts(node) || namesStale(node.body)) {
+        const message =
+          'Repeat an attempt with retry of base/retry.ts, and a change of an object with retryChange of kube/conflicts.ts.';
+        context.report({ node, message });
+      }
+    };
+    return { ForStatement: look, WhileStatement: look, DoWhileStatement: look };
+  },
+};
+
 /** Parts of names that are no terms of the field: each was used for several things that have a standard term. */
 const VAGUE = new Set(['lastwords', 'words', 'turn', 'turns', 'settle', 'told', 'stood']);
 /** Places between the parts of a name: before a capital letter that begins a part, and at underscores. */
@@ -159,6 +205,7 @@ export default {
     'logged-errors': loggedErrors,
     'bounded-json': boundedJson,
     'spawn-timeout': spawnTimeout,
+    'bounded-retries': boundedRetries,
     'standard-terms': standardTerms,
   },
 };

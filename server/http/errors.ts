@@ -8,7 +8,8 @@ import * as z from 'zod';
 import { ActionError, type ErrorKind } from '../../actions/error.ts';
 import { type Cause, failure, type Status } from '../../api/http/status.ts';
 import { SUBDOMAIN } from '../../api/v1alpha1/names.ts';
-import { LABEL } from '../../api/v1alpha1/schema.ts';
+import { LABEL, SHA256 } from '../../api/v1alpha1/schema.ts';
+import { FILE_URL } from '../../api/v1alpha1/source.ts';
 import { ApiError, isUnreachable } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 
@@ -249,9 +250,14 @@ const OWN_OF_ZOD = /^(?:Invalid|Too|Unrecognized) /;
 const FORMS: ReadonlyMap<string, string> = new Map([
   [
     String(SUBDOMAIN),
-    'lower-case letters, digits, dots and dashes, and must begin and end with a letter or digit',
+    'must have only lower-case letters, digits, dots and dashes, and must begin and end with a letter or digit',
   ],
-  [String(LABEL), 'lower-case letters, digits and dashes, and must begin and end with a letter or digit'],
+  [
+    String(LABEL),
+    'must have only lower-case letters, digits and dashes, and must begin and end with a letter or digit',
+  ],
+  [String(SHA256), 'must have exactly 64 lower-case hexadecimal digits'],
+  [String(FILE_URL), 'must be an address with http or https, for example https://files.example/disk.qcow2'],
 ]);
 
 /** Returns a message for people, in place of one that zod makes by itself. */
@@ -287,10 +293,10 @@ const TYPES: Readonly<Record<string, string>> = {
 };
 
 function formMessage(pattern: string): string {
-  const form = FORMS.get(pattern);
-  return form === undefined
-    ? 'has characters, or an order of them, that are not allowed. The OpenAPI document shows the pattern'
-    : `must have only ${form}`;
+  return (
+    FORMS.get(pattern) ??
+    'has characters, or an order of them, that are not allowed. The OpenAPI document shows the pattern'
+  );
 }
 
 /** Units of the sizes of texts and lists. All other values are numbers, which have no size. */

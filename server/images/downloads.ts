@@ -11,7 +11,7 @@ import { conditionOf, notReadyMessage } from '../../api/http/conditions.ts';
 import type { StoredContent } from '../../api/http/imageitem.ts';
 import { PODS } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
-import { pause } from '../../base/time.ts';
+import { retry, type RetryLimits } from '../../base/retry.ts';
 import { ApiError, isConflict } from '../../kube/errors.ts';
 import { follow } from '../../kube/follow.ts';
 import type { Resource } from '../../kube/objects.ts';
@@ -35,12 +35,8 @@ export const DOWNLOADS = 16;
 const HOST_MILLISECONDS = 600_000;
 /** Time in milliseconds without data after which a client is disconnected. The host ends the transfer after the same time. */
 const IDLE_MILLISECONDS = 60_000;
-/**
- * Number of attempts to connect to a task, and the wait in milliseconds between two attempts. The first attempt can fail, for example
- * because the agent of the host restarts.
- */
-const ATTEMPTS = 5;
-const ATTEMPT_MILLISECONDS = 1_000;
+/** Limits for the connection to a task. The first attempt can fail, for example because the agent of the host restarts. */
+const CONNECT: RetryLimits = { attempts: 5, firstMilliseconds: 500, capMilliseconds: 2_000 };
 /**
  * Largest number of times that one caller requests a download. More than one request can be needed, because the task for another caller
  * might end just before this caller connects to it.
@@ -214,21 +210,25 @@ class Wait {
   async #connect({ metadata: { namespace, uid } }: StoredContent): Promise<Socket | undefined> {
     const { caller } = this.#request;
     const labelSelector = `${IMAGE_UID_LABEL}=${uid},${OPERATION_LABEL}=download`;
-    for (let attempt = 1; ; attempt += 1) {
+    let failure: unknown;
+    const attempt = async () => {
       const { items } = await caller.client.list(PODS, { namespace, labelSelector, signal: this.#signal });
       const pod = items.find(isTask);
       if (pod === undefined) {
-        return undefined;
+        return { socket: undefined };
       }
       try {
-        return await attach(caller, pod, this.#signal);
+        return { socket: await attach(caller, pod, this.#signal) };
       } catch (error) {
-        if (attempt === ATTEMPTS || !isPassing(error)) {
-          return refuseLost(error);
+        if (!isPassing(error)) {
+          throw error;
         }
+        failure = error;
+        return undefined;
       }
-      await pause(ATTEMPT_MILLISECONDS, this.#signal);
-    }
+    };
+    const connected = await retry(CONNECT, attempt, { signal: this.#signal });
+    return connected === undefined ? refuseLost(failure) : connected.socket;
   }
 
   /**

@@ -10,9 +10,10 @@ import { inNamespace, MEMBERS, onObject, READERS } from '../own/rights.ts';
 import {
   copyRequestSchema,
   descriptionRequestSchema,
-  generateRequestSchema,
   imageItemSchema,
   imageListSchema,
+  imageRequestSchema,
+  isoRequestSchema,
 } from '../../api/http/image.ts';
 import { sharedListQuerySchema } from '../../api/http/request.ts';
 import { setDescription } from '../../actions/objects.ts';
@@ -24,7 +25,7 @@ import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/namespaces.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
-import { copySpec, emptySpec, imageItem, isPush, type StoredContent } from '../../api/http/imageitem.ts';
+import { contentSpec, copySpec, imageItem, isPush, type StoredContent } from '../../api/http/imageitem.ts';
 import { allowLongBody } from '../../kube/serving/httpserver.ts';
 import { StatusError } from '../http/errors.ts';
 import { lengthOf, readForm, UPLOAD_LIMITS, uploadTextsSchema } from './uploadform.ts';
@@ -55,7 +56,7 @@ export function addImageRoutes(app: App, services: Services, transfers: FileTran
     addCopyRoute(app, kind, services);
     addDeleteRoute(app, kind);
   }
-  addGenerateRoute(app);
+  addCreateRoutes(app);
   addTransferRoutes(app, services, transfers);
 }
 
@@ -165,27 +166,42 @@ function addDeleteRoute(app: App, { type, one }: Kind): void {
   );
 }
 
-function addGenerateRoute(app: App): void {
-  app.post(
-    collection(IMAGES),
-    {
-      config: { right: inNamespace({ verb: 'create', resource: 'images' }), dialect: IMAGE_DIALECT },
-      schema: {
-        summary: 'Make an image with an empty disk',
-        description: 'An operating system is installed on it from an ISO.',
-        roles: MEMBERS,
-        sample: { imageName: SAMPLE.new, size: '1G' },
-        tags: tagsOf('image'),
-        params: namespaceParams,
-        body: generateRequestSchema,
-        response: { 200: imageItemSchema },
+const SAMPLE_FILE = { url: 'https://images.example/installer.iso', sha256: 'a'.repeat(64) };
+
+interface Creation extends Kind {
+  readonly body: typeof imageRequestSchema | typeof isoRequestSchema;
+  readonly sample: object;
+}
+
+const CREATIONS: readonly Creation[] = [
+  { type: IMAGES, one: 'image', body: imageRequestSchema, sample: { size: '1G' } },
+  { type: ISOS, one: 'ISO', body: isoRequestSchema, sample: SAMPLE_FILE },
+];
+
+function addCreateRoutes(app: App): void {
+  for (const { type, one, body, sample } of CREATIONS) {
+    app.post(
+      collection(type),
+      {
+        config: { right: inNamespace({ verb: 'create', resource: type.plural }), dialect: IMAGE_DIALECT },
+        schema: {
+          summary: `Make an ${one} from a registry, a web server or a shared file${one === 'image' ? ', or an empty disk' : ''}`,
+          description:
+            'The answer does not wait for the content. Read the object until its state is Ready or Failed. Other paths make copies, and take uploads and the disks of VMs.',
+          roles: MEMBERS,
+          sample: { imageName: SAMPLE.new, ...sample },
+          tags: tagsOf(one),
+          params: namespaceParams,
+          body,
+          response: { 200: imageItemSchema },
+        },
       },
-    },
-    async ({ caller, params: { namespace }, body }) => {
-      const metadata = { name: body.imageName, namespace };
-      return imageItem(await createAs(caller(), IMAGES, { metadata, spec: emptySpec(body) }));
-    },
-  );
+      async ({ caller, params: { namespace }, body: { imageName, ...request } }) => {
+        const metadata = { name: imageName, namespace };
+        return imageItem(await createAs(caller(), type, { metadata, spec: contentSpec(request) }));
+      },
+    );
+  }
 }
 
 function collection({ plural }: Resource<StoredContent>): string {

@@ -7,6 +7,7 @@ import { SERVERS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { LastAction, PowerAction, PowerRequest, Server } from '../../api/v1alpha1/server.ts';
 import { timestamp } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
+import { retryChange } from '../../kube/conflicts.ts';
 import { isConflict, isNotFound, unlessMissing } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import type { PowerCaller } from './callers.ts';
@@ -20,8 +21,6 @@ import type { Authorizer, User } from '../../kube/serving/authorization.ts';
 const ACCEPT_MILLISECONDS = 15_000;
 /** Time in milliseconds for which the same request of the same caller does not begin another action. Clients repeat lost requests. */
 const SAME_MILLISECONDS = 30_000;
-/** Number of attempts to write a request. Each conflict means that somebody else changed the Server at the same time. */
-const ATTEMPTS = 8;
 /** Longest name of a caller in the status of a Server. */
 const BY_LENGTH = 512;
 
@@ -155,25 +154,29 @@ export class PowerActions {
 
   /** Writes the request, unless it is not needed. Returns the id of the action to wait for, or undefined if there is none. */
   async #request(server: Readonly<Server>, asked: Asked): Promise<string | undefined> {
-    const { client } = this.#o;
     const { name, uid } = server.metadata;
-    let current = server;
-    for (let attempt = 0; attempt < ATTEMPTS; attempt += 1) {
+    const begun = await retryChange(async (number) => {
+      const current = number === 1 ? server : await this.#read(name, uid);
       const decision = decide(current.status ?? {}, asked, Date.now());
       if (decision !== 'begin') {
-        return decision === 'done' ? undefined : decision.join;
+        return { id: decision === 'done' ? undefined : decision.join };
       }
       const request = { ...asked, id: randomUUID(), requestedAt: timestamp(Date.now()) };
-      if (await this.#write(current, request)) {
-        return request.id;
-      }
-      const found = await unlessMissing(client.get(SERVERS, { name }));
-      if (found === undefined || found.metadata.uid !== uid) {
-        throw new HttpError(404, `Server ${name} was deleted`);
-      }
-      current = found;
+      return (await this.#write(current, request)) ? { id: request.id } : undefined;
+    });
+    if (begun === undefined) {
+      throw new HttpError(503, `Server ${name} changes too often. Try again later`);
     }
-    throw new HttpError(503, `Server ${name} changes too often. Try again later`);
+    return begun.id;
+  }
+
+  /** Returns the Server. @throws HttpError 404 when it was deleted. */
+  async #read(name: string, uid: string | undefined): Promise<Readonly<Server>> {
+    const found = await unlessMissing(this.#o.client.get(SERVERS, { name }));
+    if (found === undefined || found.metadata.uid !== uid) {
+      throw new HttpError(404, `Server ${name} was deleted`);
+    }
+    return found;
   }
 
   /** Writes the request. Returns false if somebody else has changed or deleted the Server. */

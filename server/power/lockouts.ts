@@ -8,6 +8,7 @@ import type { Logger } from 'pino';
 import PQueue from 'p-queue';
 import { microTime, rest } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
+import { retryChange } from '../../kube/conflicts.ts';
 import { type Lease, LEASES } from '../../kube/core.ts';
 import { isAlreadyExists, isConflict, isNotFound, unlessMissing } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
@@ -141,8 +142,6 @@ const MINUTE_MILLISECONDS = 60_000;
  * count when the caller has its answer.
  */
 const WRITE_MILLISECONDS = 2_000;
-/** Number of attempts to store a count. Each conflict means that another replica stored a count at the same time. */
-const ATTEMPTS = 5;
 /** Largest number of writes at the same time, and of sources with writes. Beyond it, a replica counts alone. */
 const WRITES = 8;
 const WRITES_WAITING = 64;
@@ -241,15 +240,19 @@ export class SharedFailures {
     const signal = AbortSignal.timeout(WRITE_MILLISECONDS);
     const ref = this.#refOf(source);
     try {
-      let lease = this.#informer.cache.get(keyOf({ metadata: ref }));
-      for (let attempt = 0; attempt < ATTEMPTS; attempt += 1) {
+      const stored = await retryChange(async (number) => {
+        // A conflict means that another replica stored a count at the same time.
+        const lease =
+          number === 1
+            ? this.#informer.cache.get(keyOf({ metadata: ref }))
+            : await unlessMissing(this.#o.client.get(LEASES, ref, { signal }));
         const before = await this.#write({ source, lease, added, signal });
-        if (before !== 'conflict') {
-          return before;
-        }
-        lease = await unlessMissing(this.#o.client.get(LEASES, ref, { signal }));
+        return before === 'conflict' ? undefined : { before };
+      }, signal);
+      if (stored === undefined) {
+        throw new Error('another replica changed the Lease in each attempt');
       }
-      throw new Error(`${ATTEMPTS} conflicts`);
+      return stored.before;
     } catch (error) {
       this.#warn(error);
       return undefined;

@@ -244,6 +244,17 @@ describe('create', () => {
     ]);
     expect(image.spec).toEqual({ description: 'of the team', source: { registry: { reference } } });
     expect(iso.spec).toMatchObject({ architecture: 'amd64', source: { http: { sha256: 'b'.repeat(64) } } });
+    const more = ['--format', 'Raw', '--os', 'Linux', '--ttl-seconds-after-finished', '60'];
+    const shared = ['image', 'create', 'shared', '--shared-file', 'disks/a.raw', ...more, '-o', 'json'];
+    expect(JSON.parse((await berth(...shared)).out)).toMatchObject([
+      { name: 'shared', sharedFile: 'disks/a.raw', format: 'Raw', os: 'Linux' },
+    ]);
+    expect((await cluster.client().get(IMAGES, { namespace, name: 'shared' })).spec).toEqual({
+      source: { sharedFile: { path: 'disks/a.raw' } },
+      format: 'Raw',
+      os: 'Linux',
+      ttlSecondsAfterFinished: 60,
+    });
     const verbs = await Promise.all([
       berth('image', 'copy', 'origin', 'copied', '-d', 'second'),
       berth('image', 'generate', 'blank', '2'),
@@ -287,6 +298,8 @@ describe('create', () => {
     const refused = await Promise.all([
       berth('image', 'create', 'origin', '--size', '1G'),
       berth('image', 'create', 'bad', '--size', '1G', '--copy-of', 'origin'),
+      berth('image', 'create', 'bad', '--copy-of', 'origin', '--os', 'Linux'),
+      berth('image', 'create', 'bad', '--shared-file', '../a'),
       berth('iso', 'create', 'bad'),
       berth('iso', 'create', 'bad', ...url),
       berth('iso', 'create', 'bad', ...url, '--sha256', 'abc'),
@@ -300,8 +313,15 @@ describe('create', () => {
     ]);
     expect(refused.map(({ code, err }) => [code, err])).toEqual([
       [1, expect.stringContaining('"origin" already exists')],
-      [2, expect.stringContaining('Name one source: --size, --copy-of, --reference or --url')],
-      [2, expect.stringContaining('Name one source: --copy-of, --reference or --url')],
+      [2, expect.stringContaining('Name one source: --size, --copy-of, --reference, --url or --shared-file')],
+      [
+        2,
+        expect.stringContaining(
+          'Do not use --os with --copy-of, because a copy has the values of its source',
+        ),
+      ],
+      [1, 'error: --shared-file: path must be relative and must not contain ..\n'],
+      [2, expect.stringContaining('Name one source: --copy-of, --reference, --url or --shared-file')],
       [2, expect.stringContaining('Use --url and --sha256 together')],
       [1, expect.stringMatching(/^error: --sha256: .*abc/)],
       [4, expect.stringContaining('iso "absent" not found')],

@@ -17,6 +17,7 @@ import { Emulators } from '../fixtures/emulatorobjects.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { accountToken } from '../support/members.ts';
 import { BerthCommand, type CommandOptions, type CommandResult } from '../wires/berth.ts';
+import { HTTPClient } from '../wires/httpapi.ts';
 import type { StartedProgram } from '../wires/startedprogram.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 
@@ -27,6 +28,9 @@ let cluster: Cluster;
 let operator: OperatorProcess;
 let server: ServerProcess;
 let vms: VMs;
+/** Longest life of a token that the API server gives. */
+const TOKEN_SECONDS = 7_200;
+
 let emulators: Emulators;
 /** Host whose agent is the test. */
 let bare: ActingHost;
@@ -39,7 +43,7 @@ let stale: string;
 let environment: Record<string, string>;
 
 beforeAll(async () => {
-  cluster = await startCluster({ name: `cli-nouns-${process.pid}` });
+  cluster = await startCluster({ name: `cli-nouns-${process.pid}`, accountTokenSeconds: TOKEN_SECONDS });
   operator = await cluster.startOperator({ config: { defaults: { architecture: 'arm64' } } });
   server = await cluster.startServer();
   vms = new VMs(cluster);
@@ -335,6 +339,35 @@ describe('members of a namespace', () => {
     ]);
     const { code, out } = await berthAsAdmin('namespace', 'delete', made);
     expect([code, out]).toEqual([0, `Successfully deleted namespace ${made}\n`]);
+  });
+
+  it('serviceaccount token and the HTTP API say the life that the cluster gives, if it is shorter than asked for', async () => {
+    const name = 'longlived';
+    await berthAsAdmin('serviceaccount', 'create', name);
+    const message =
+      'The token lives for 2h instead of 8760h, because the API server of the cluster allows no longer life (--service-account-max-token-expiration)';
+    const alone = await berthAsAdmin('serviceaccount', 'token', name);
+    expect(alone).toEqual({
+      code: 0,
+      out: expect.stringMatching(/^[\w.-]+\n$/),
+      err: `warning: ${message}\n`,
+    });
+    const item = { token: expect.any(String), expirationTimestamp: expect.any(String) };
+    const cut = { ...item, expirationSeconds: TOKEN_SECONDS, message };
+    expect(await jsonAsAdmin('serviceaccount', 'token', name)).toEqual([{ name, ...cut }]);
+    const boss = await accountToken(cluster, { namespace, name: 'boss' }, { role: 'berth-role-admin' });
+    const client = new HTTPClient(server);
+    const path = `/api/v1/namespaces/${namespace}/serviceaccounts/${name}/token`;
+    const request = async (body: object) => await client.call(path, { method: 'POST', token: boss, body });
+    const { body } = await waitFor('the rights', async () => {
+      const answer = await request({});
+      return answer.status === 200 ? answer : undefined;
+    });
+    expect(body).toEqual(cut);
+    const left = (Date.parse(body.expirationTimestamp) - Date.now()) / 1000;
+    expect(Math.abs(left - TOKEN_SECONDS)).toBeLessThan(60);
+    expect((await request({ duration: '1h' })).body).toEqual({ ...item, expirationSeconds: 3_600 });
+    await client.close();
   });
 
   it('serviceaccount and rolebinding make members, whose tokens hold', async () => {

@@ -180,6 +180,76 @@ it('makes an empty image, describes it, copies it and deletes it', async () => {
   }
 });
 
+const SHA256 = 'a'.repeat(64);
+const REFERENCE = 'registry.example/team/desktop:15';
+
+it.each([
+  [
+    'images',
+    { reference: REFERENCE, os: 'Linux', type: 'amd64', ttlSecondsAfterFinished: 60 },
+    {
+      source: { registry: { reference: REFERENCE } },
+      os: 'Linux',
+      architecture: 'amd64',
+      ttlSecondsAfterFinished: 60,
+    },
+  ],
+  [
+    'images',
+    { url: 'https://files.example/disk.qcow2?signature=1', sha256: SHA256, format: 'QCOW2' },
+    {
+      source: { http: { url: 'https://files.example/disk.qcow2?signature=1', sha256: SHA256 } },
+      format: 'QCOW2',
+    },
+  ],
+  ['images', { sharedFile: 'disks/a.raw' }, { source: { sharedFile: { path: 'disks/a.raw' } } }],
+  [
+    'isos',
+    { url: 'http://files.example/a.iso', sha256: SHA256, description: 'For tests' },
+    { source: { http: { url: 'http://files.example/a.iso', sha256: SHA256 } }, description: 'For tests' },
+  ],
+  ['isos', { reference: REFERENCE }, { source: { registry: { reference: REFERENCE } } }],
+] as const)('makes %s from %j, shows and deletes them', async (plural, request, spec) => {
+  const made = await post(`${namespace}/${plural}`, { imageName: 'made', ...request });
+  const item = { name: 'made', namespace, state: 'Updating', description: '', type: '', ...request };
+  expect([made.status, made.body]).toEqual([200, item]);
+  expect((await stored(plural, 'made')).spec).toEqual(spec);
+  expect((await get(`${namespace}/${plural}/made`)).body).toEqual(item);
+  expect((await get(`${namespace}/${plural}`)).body.items).toContainEqual(item);
+  expect((await call('DELETE', `${namespace}/${plural}/made`, token)).body.status).toBe('Success');
+  expect((await get(`${namespace}/${plural}/made`)).status).toBe(404);
+});
+
+it.each([
+  ['images', {}, 'exactly one of size, reference, url, sharedFile must be given'],
+  ['images', { size: '1G', reference: REFERENCE }, 'exactly one of size, reference, url, sharedFile'],
+  ['isos', {}, 'exactly one of reference, url, sharedFile must be given'],
+  ['isos', { size: '1G' }, 'size'],
+  ['images', { url: 'https://files.example/a' }, 'sha256: must be given together with url'],
+  ['images', { reference: REFERENCE, sha256: SHA256 }, 'sha256: must be given together with url'],
+  [
+    'images',
+    { url: 'https://files.example/a', sha256: 'abc' },
+    'sha256: must have exactly 64 lower-case hexadecimal digits',
+  ],
+  ['images', { url: 'ftp://files.example/a', sha256: SHA256 }, 'url: must be an address with http or https'],
+  [
+    'images',
+    { url: 'https://me:secret@files.example/a', sha256: SHA256 },
+    'url: must not contain a user name or password',
+  ],
+  ['images', { sharedFile: '../a' }, 'sharedFile: must be relative and must not contain ..'],
+  ['images', { sharedFile: '/a' }, 'sharedFile: must be relative'],
+  ['images', { size: '1G', format: 'VMDK' }, 'format: must be Auto or Raw or QCOW2'],
+  ['images', { size: '1G', os: 'BeOS' }, 'os: must be MacOS or Linux or Windows'],
+  ['images', { size: '1G', ttlSecondsAfterFinished: -1 }, 'ttlSecondsAfterFinished: must be from 0 to'],
+] as const)('refuses %s from %j, and makes nothing', async (plural, request, message) => {
+  const { status, body } = await post(`${namespace}/${plural}`, { imageName: 'wrong', ...request });
+  expect([status, body.message]).toEqual([422, expect.stringContaining(message)]);
+  expect(body.message).not.toContain('secret');
+  expect((await get(`${namespace}/${plural}/wrong`)).status).toBe(404);
+});
+
 it('shows the state of images and ISOs as their status says, and copies an ISO of the default namespace', async () => {
   const object = (kind: string, name: string) => ({
     apiVersion: 'berth.dev/v1alpha1',
@@ -200,7 +270,7 @@ it('shows the state of images and ISOs as their status says, and copies an ISO o
   await status('image', 'ready', { phase: 'Ready', ...facts });
   await status('image', 'failed', { phase: 'Failed', conditions: [{ ...condition, message: 'No file' }] });
   await status('iso', 'disc', { phase: 'Pulling', progressPercent: 40 });
-  const common = { namespace: shared, description: 'Disc', type: 'amd64' };
+  const common = { namespace: shared, description: 'Disc', type: 'amd64', sharedFile: 'disc' };
   const { lastUpdateTime, ...shown } = facts;
   const ready = { ...common, ...shown, name: 'ready', state: 'Ready', lastUpdatedTimestamp: lastUpdateTime };
   const { body } = await get(`${shared}/images`);
@@ -212,10 +282,10 @@ it('shows the state of images and ISOs as their status says, and copies an ISO o
   expect((await get(`${namespace}/isos`)).body.items).toEqual([disc]);
   const copy = await post(`${namespace}/isos/disc/copy`, { imageName: 'mine', description: 'Mine' });
   expect(copy.body).toEqual({
-    ...common,
-    namespace,
     name: 'mine',
+    namespace,
     description: 'Mine',
+    type: 'amd64',
     state: 'Updating',
   });
   expect((await stored('iso', 'mine')).spec).toMatchObject({

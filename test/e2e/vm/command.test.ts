@@ -206,6 +206,29 @@ test(
 );
 
 test(
+  'ssh-key add lets another key log in, and a key that is there already is not added again',
+  async () => {
+    const other = join(folder, 'other');
+    await makeKey(other);
+    const logIn = async () =>
+      await command.run(['vm', 'ssh', '-i', other, 'desk', '--', 'wc -l <~/.ssh/authorized_keys'], {
+        environment: { SSH_AUTH_SOCK: '' },
+      });
+    expect(await logIn()).toMatchObject({ code: SSH_REFUSES, out: '' });
+    for (const key of [`${other}.pub`, `"$(cat ${other}.pub)"`]) {
+      const added = await enter(`berth vm ssh-key add desk ${key}`);
+      expect(added).toBe('Added a key for user root to vm desk');
+      expect(await logIn()).toMatchObject({ code: 0, out: '2\n' });
+    }
+    expect(await berth('ssh-key', 'add', 'desk', `${other}.pub`, '-u', 'nobody-here')).toMatchObject({
+      code: 1,
+      err: expect.stringContaining('nobody-here'),
+    });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
   'console is the terminal of the guest until Ctrl+]',
   async () => {
     const { shown: before } = await terminal.enter('stty -g');
