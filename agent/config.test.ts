@@ -1,20 +1,19 @@
-import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { mkdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { ConfigError } from '../base/config.ts';
 import { folderMistakes, loadConfig } from './config.ts';
 import { rememberOwner } from './owner.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 let directory: string;
 
 beforeEach(() => {
-  directory = mkdtempSync(join(tmpdir(), 'berth-config-'));
+  directory = makeFolder();
 });
 
 afterEach(() => {
   vi.unstubAllEnvs();
-  rmSync(directory, { recursive: true });
 });
 
 const LEAST = 'nodeName: mac1\ndataDirectory: data\nbootstrapKubeconfig: boot\naddress: 192.0.2.1\n';

@@ -1,14 +1,13 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import { expect, onTestFinished, test } from 'vitest';
+import { expect, test } from 'vitest';
 import { configSchema } from './config.ts';
 import { createParts } from './parts.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 test('a fault of the folder of the image storage does not keep the agent from starting', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-parts-'));
-  onTestFinished(async () => await rm(folder, { recursive: true }));
+  const folder = makeFolder();
   // The mode of this folder cannot be set, as that of a folder on a faulty file server.
   await writeFile(join(folder, 'file'), '');
   const config = configSchema.parse({

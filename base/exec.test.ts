@@ -1,11 +1,11 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmod, mkdir, mkdtemp, open, readFile, rm, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { chmod, mkdir, open, readFile, symlink, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { isMissing } from './errors.ts';
 import { findProgram, limitTime, ProgramError, run, start } from './exec.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 /** Time limit of programs in this file. They end at once, but a busy machine may need longer. */
 const SECONDS_30 = { timeoutMilliseconds: 30_000 };
@@ -131,14 +131,13 @@ const NAME = 'berth-test-program';
 let folder: string;
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-programs-'));
+  folder = makeFolder();
   await mkdir(join(folder, 'bin'));
   await program(join(folder, 'bin', NAME));
 });
 
 afterEach(async () => {
   vi.unstubAllEnvs();
-  await rm(folder, { recursive: true });
 });
 
 async function program(path: string, mode = 0o755): Promise<void> {

@@ -1,10 +1,10 @@
 import { execFile } from 'node:child_process';
-import { mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, utimes, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, readdir, readFile, stat, symlink, utimes, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { withFileLock, writeWhole, writeWholeSync } from './files.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 const FILES = new URL('./files.ts', import.meta.url).pathname;
 
@@ -16,13 +16,9 @@ interface TraceEvent {
 let folder: string;
 let file: string;
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-files-'));
+beforeEach(() => {
+  folder = makeFolder();
   file = join(folder, 'file');
-});
-
-afterEach(async () => {
-  await rm(folder, { recursive: true });
 });
 
 /** Returns the system calls of a program that writes one file, in their order. */

@@ -1,13 +1,13 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, existsSync, mkdtempSync, openSync, rmSync, writeFileSync } from 'node:fs';
-import { mkdtemp, readFile, rm } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { closeSync, existsSync, openSync, rmSync, writeFileSync } from 'node:fs';
+import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { type Level, pino } from 'pino';
 import { limitTime } from './exec.ts';
 import { followLevel } from './log.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 const LOGGER = `
 const { programLogger } = await import(${JSON.stringify(join(import.meta.dirname, 'log.ts'))});
@@ -55,40 +55,32 @@ const PROGRAMS = [
 ] as const;
 
 it.each(PROGRAMS)('the log of a program %s has all its lines in their order', async (_, program) => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-log-'));
-  try {
-    const file = join(folder, 'log');
-    expect(await run(program, file)).toEqual([7, null]);
-    const lines = (await readFile(file, 'utf8')).trimEnd().split('\n');
-    expect(lines.map((line) => (JSON.parse(line) as { number: number }).number)).toEqual([...lines.keys()]);
-    expect(lines).toHaveLength(40);
-  } finally {
-    await rm(folder, { recursive: true });
-  }
+  const folder = makeFolder();
+  const file = join(folder, 'log');
+  expect(await run(program, file)).toEqual([7, null]);
+  const lines = (await readFile(file, 'utf8')).trimEnd().split('\n');
+  expect(lines.map((line) => (JSON.parse(line) as { number: number }).number)).toEqual([...lines.keys()]);
+  expect(lines).toHaveLength(40);
 });
 
 it('the lines of a log name the time, the level and the program in words, and an object by its name', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-log-'));
-  try {
-    const file = join(folder, 'log');
-    await run(`${LOGGER}logger.child({ namespace: 'n', name: 'a' }).warn({ size: 1 }, 'a line');`, file);
-    const line = await readFile(file, 'utf8');
-    const time = expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/) as string;
-    const expected = {
-      level: 'warn',
-      time,
-      program: 'berth-test',
-      namespace: 'n',
-      name: 'a',
-      size: 1,
-      msg: 'a line',
-    };
-    const read: unknown = JSON.parse(line);
-    expect(read).toEqual(expected);
-    expect(`${JSON.stringify(read)}\n`).toBe(line);
-  } finally {
-    await rm(folder, { recursive: true });
-  }
+  const folder = makeFolder();
+  const file = join(folder, 'log');
+  await run(`${LOGGER}logger.child({ namespace: 'n', name: 'a' }).warn({ size: 1 }, 'a line');`, file);
+  const line = await readFile(file, 'utf8');
+  const time = expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/) as string;
+  const expected = {
+    level: 'warn',
+    time,
+    program: 'berth-test',
+    namespace: 'n',
+    name: 'a',
+    size: 1,
+    msg: 'a line',
+  };
+  const read: unknown = JSON.parse(line);
+  expect(read).toEqual(expected);
+  expect(`${JSON.stringify(read)}\n`).toBe(line);
 });
 
 /** Program whose level follows a file. Its timers run when it wants. It logs with loggers that it made before the change. */
@@ -113,28 +105,24 @@ process.exit(7);
 `;
 
 it('the level of a log follows the configuration file, also that of loggers for parts of the program', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-log-'));
-  try {
-    const file = join(folder, 'log');
-    expect(await run(FOLLOWING_PROGRAM, file, join(folder, 'config'))).toEqual([7, null]);
-    const text = (await readFile(file, 'utf8')).trimEnd();
-    const lines = text
-      .split('\n')
-      .map((line) => JSON.parse(line) as { level: string; in?: string; logLevel?: string });
-    expect(lines.map(({ level, in: within, logLevel }) => `${level} ${within ?? `to ${logLevel}`}`)).toEqual([
-      'info info',
-      'error info',
-      'info to debug',
-      'debug debug',
-      'info debug',
-      'error debug',
-      'info to error',
-      'error error',
-      'error warn',
-    ]);
-  } finally {
-    await rm(folder, { recursive: true });
-  }
+  const folder = makeFolder();
+  const file = join(folder, 'log');
+  expect(await run(FOLLOWING_PROGRAM, file, join(folder, 'config'))).toEqual([7, null]);
+  const text = (await readFile(file, 'utf8')).trimEnd();
+  const lines = text
+    .split('\n')
+    .map((line) => JSON.parse(line) as { level: string; in?: string; logLevel?: string });
+  expect(lines.map(({ level, in: within, logLevel }) => `${level} ${within ?? `to ${logLevel}`}`)).toEqual([
+    'info info',
+    'error info',
+    'info to debug',
+    'debug debug',
+    'info debug',
+    'error debug',
+    'info to error',
+    'error error',
+    'error warn',
+  ]);
 });
 
 describe.each(PROGRAMS)('a program %s', (_, program) => {
@@ -166,7 +154,7 @@ describe('followLevel', () => {
 
   beforeEach(() => {
     vi.useFakeTimers({ toFake: ['setInterval'] });
-    folder = mkdtempSync(join(tmpdir(), 'berth-level-'));
+    folder = makeFolder();
     file = join(folder, 'config.yaml');
     write('info');
     set.mockReset();
@@ -181,7 +169,6 @@ describe('followLevel', () => {
 
   afterEach(() => {
     vi.useRealTimers();
-    rmSync(folder, { recursive: true });
   });
 
   function write(next: Level | Error): void {

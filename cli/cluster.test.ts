@@ -1,10 +1,9 @@
 import { once } from 'node:events';
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { readFile, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { beforeEach, expect, it } from 'vitest';
 import { VMS } from '../api/v1alpha1/resources.ts';
 import { UNINTERRUPTED } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
@@ -13,14 +12,13 @@ import { described, Interrupted } from './errors.ts';
 import type { Globals } from './globals.ts';
 import type { Terminal } from './terminal.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 let folder: string;
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-cluster-'));
+beforeEach(() => {
+  folder = makeFolder();
 });
-
-afterEach(async () => await rm(folder, { recursive: true }));
 
 /** Returns the terminal and the flags of a command for the cluster with this API server. */
 async function givenCluster(

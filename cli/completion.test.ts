@@ -1,6 +1,5 @@
 import { execFileSync } from 'node:child_process';
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Command } from 'commander';
 import { expect, it, vi } from 'vitest';
@@ -13,6 +12,7 @@ import {
 } from './completion.ts';
 import { createProgram } from './program.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 const TERMINAL = makeTerminal();
 const program = await createProgram(TERMINAL, () => true);
@@ -101,17 +101,13 @@ it('offers the values of a list, each once', async () => {
 it('offers the tags of hosts, the contexts of the kubeconfig, and files', async () => {
   const hosts = async () => JSON.stringify([{ tags: ['fast', 'big'] }, { tags: ['fast', '$(x)'] }]);
   expect((await offered('vm deploy --tag ', hosts)).offers).toEqual(['big', 'fast']);
-  const folder = await mkdtemp(join(tmpdir(), 'berth-completion-'));
-  try {
-    const file = join(folder, 'config');
-    await writeFile(file, 'contexts: [{name: "arn:aws:eks:lab"}, {name: office}]');
-    expect((await offered(`--kubeconfig ${file} vm list --context `)).offers).toEqual([
-      'arn:aws:eks:lab',
-      'office',
-    ]);
-  } finally {
-    await rm(folder, { recursive: true });
-  }
+  const folder = makeFolder();
+  const file = join(folder, 'config');
+  await writeFile(file, 'contexts: [{name: "arn:aws:eks:lab"}, {name: office}]');
+  expect((await offered(`--kubeconfig ${file} vm list --context `)).offers).toEqual([
+    'arn:aws:eks:lab',
+    'office',
+  ]);
   for (const line of ['--kubeconfig ', 'vm create -f ', 'vm scp ', 'vm exec desk -- cat ']) {
     expect([line, await offered(line)]).toEqual([line, { offers: [], directive: ':0', asked: [] }]);
   }
@@ -183,14 +179,10 @@ it('offers only words that their flags take', () => {
 
 /** Runs work with a folder that has a program `berth`, which writes its arguments to a file, and then `text`. */
 async function withProgram(text: string, work: (folder: string) => Promise<void>): Promise<void> {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-completion-'));
-  try {
-    const script = `#!/bin/sh\nprintf '<%s>' "$@" >'${folder}/asked'\nprintf %b '${text}'\n`;
-    await writeFile(join(folder, 'berth'), script, { mode: 0o755 });
-    await work(folder);
-  } finally {
-    await rm(folder, { recursive: true });
-  }
+  const folder = makeFolder();
+  const script = `#!/bin/sh\nprintf '<%s>' "$@" >'${folder}/asked'\nprintf %b '${text}'\n`;
+  await writeFile(join(folder, 'berth'), script, { mode: 0o755 });
+  await work(folder);
 }
 
 it.each([

@@ -1,8 +1,7 @@
 import { once } from 'node:events';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
@@ -13,6 +12,7 @@ import { add } from './registry.ts';
 import { create, remove } from './serviceaccount.ts';
 import type { Terminal } from './terminal.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 const CONFIG_MAP = '/api/v1/namespaces/n/configmaps';
 const ACCOUNTS = '/api/v1/namespaces/n/serviceaccounts';
@@ -26,13 +26,12 @@ const BINDING = {
 
 let folder: string;
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-interruption-'));
+beforeEach(() => {
+  folder = makeFolder();
 });
 
 afterEach(async () => {
   vi.restoreAllMocks();
-  await rm(folder, { recursive: true });
 });
 
 /** Runs a command that the user interrupts during its first change. Resolves with the changes that the API server got, and with the error. */

@@ -1,11 +1,11 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it } from 'vitest';
 import { EXIT } from './errors.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 /** Runs the command. The stream is closed before the command writes to it. Returns the exit code. */
 async function runWithout(stream: 'stdout' | 'stderr', ...args: string[]): Promise<unknown> {
@@ -26,7 +26,7 @@ it('succeeds if the reader of the output needs no more of it', async () => {
 });
 
 it('ends at once after Ctrl+C although a connection is not established yet', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-main-'));
+  const folder = makeFolder();
   // This server never answers the TLS handshake, so the attempt to connect lasts until its time limit.
   const server = createServer();
   await once(server.listen(0, '127.0.0.1'), 'listening');
@@ -56,5 +56,4 @@ it('ends at once after Ctrl+C although a connection is not established yet', asy
   expect(code).toBe(EXIT.interrupted);
   connection.destroy();
   server.close();
-  await rm(folder, { recursive: true });
 });

@@ -1,8 +1,7 @@
 import { once } from 'node:events';
-import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import type { Command } from 'commander';
@@ -10,6 +9,7 @@ import { expect, it, onTestFinished, vi } from 'vitest';
 import { EXIT } from './errors.ts';
 import { createProgram, run } from './program.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 const KEY = `ssh-ed25519 AAAAC3NzaC1lZDI1NTE5${'A'.repeat(48)}`;
 
@@ -243,8 +243,7 @@ async function emptyCluster(bodies: unknown[] = []): Promise<string> {
  * writes the files again, because commands change them.
  */
 async function signedIn(server: string): Promise<() => Promise<NodeJS.ProcessEnv>> {
-  const home = await mkdtemp(join(tmpdir(), 'berth-forms-'));
-  onTestFinished(async () => await rm(home, { recursive: true }));
+  const home = makeFolder();
   const kubeconfig = join(home, 'kubeconfig');
   const settings = join(home, '.config/berth');
   await mkdir(settings, { recursive: true });

@@ -1,13 +1,13 @@
 import { once } from 'node:events';
-import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdir, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { json } from 'node:stream/consumers';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { change } from './rolebinding.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 let folder: string;
 let server: Server;
@@ -15,7 +15,7 @@ let server: Server;
 let written: { metadata: { namespace: string }; subjects: object[] }[];
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-subjects-'));
+  folder = makeFolder();
   written = [];
   server = createServer((request, response) => {
     response.setHeader('content-type', 'application/json');
@@ -35,7 +35,6 @@ beforeEach(async () => {
 afterEach(async () => {
   server.closeAllConnections();
   server.close();
-  await rm(folder, { recursive: true });
 });
 
 async function add(namespace: string, ...serviceaccount: string[]): Promise<void> {

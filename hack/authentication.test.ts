@@ -1,11 +1,11 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import { parse } from 'yaml';
 import { run } from '../base/exec.ts';
 import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
 import { authenticationConfiguration } from './authentication.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 /** Time limit of the command. It takes half a second, and longer on a busy machine. */
 const COMMAND_MILLISECONDS = 30_000;
@@ -28,31 +28,27 @@ async function command(...parameters: string[]): Promise<string> {
 
 describe('the command', () => {
   it('prints a configuration for the client of the provider, with the authority in it', async () => {
-    const folder = await mkdtemp(join(tmpdir(), 'berth-authentication-'));
-    try {
-      const pem = await selfSigned({ key: await createKey(), commonName: 'authority', days: 1 });
-      const authority = join(folder, 'ca.crt');
-      await writeFile(authority, pem);
-      const text = await command(
-        ISSUER,
-        'desk',
-        '--managed-group=devs',
-        '--managed-group=admins',
-        '--authority',
-        authority,
-      );
-      const [provider] = (parse(text) as Configuration).jwt;
-      expect(provider.issuer).toEqual({ url: ISSUER, audiences: ['desk'], certificateAuthority: pem });
-      expect(provider.claimValidationRules.map(({ expression }) => expression)).toEqual([
-        'claims.exp - claims.iat <= 3600',
-        expect.stringContaining('type(dyn(claims["groups"])) == list'),
-      ]);
-      expect(provider.claimMappings.groups.expression).toContain(
-        'g in ["devs", "admins"]) ? [] : ["berth:cluster-admins"]',
-      );
-    } finally {
-      await rm(folder, { recursive: true, force: true });
-    }
+    const folder = makeFolder();
+    const pem = await selfSigned({ key: await createKey(), commonName: 'authority', days: 1 });
+    const authority = join(folder, 'ca.crt');
+    await writeFile(authority, pem);
+    const text = await command(
+      ISSUER,
+      'desk',
+      '--managed-group=devs',
+      '--managed-group=admins',
+      '--authority',
+      authority,
+    );
+    const [provider] = (parse(text) as Configuration).jwt;
+    expect(provider.issuer).toEqual({ url: ISSUER, audiences: ['desk'], certificateAuthority: pem });
+    expect(provider.claimValidationRules.map(({ expression }) => expression)).toEqual([
+      'claims.exp - claims.iat <= 3600',
+      expect.stringContaining('type(dyn(claims["groups"])) == list'),
+    ]);
+    expect(provider.claimMappings.groups.expression).toContain(
+      'g in ["devs", "admins"]) ? [] : ["berth:cluster-admins"]',
+    );
   });
 
   it('makes nobody a cluster administrator in the hardened profile', async () => {

@@ -1,16 +1,15 @@
 import { execFileSync } from 'node:child_process';
-import { copyFile, mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { copyFile, mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { expect, it, onTestFinished } from 'vitest';
+import { expect, it } from 'vitest';
+import { makeFolder } from '../test/support/folder.ts';
 
 const MAKEFILE = join(import.meta.dirname, '..', 'Makefile');
 /** Program in place of npm, with output like that of npm. */
 const NPM = '#!/bin/sh\nmkdir -p node_modules/.bin\necho "added 300 packages in 9s"\n';
 
 it('make host-token writes only the kubeconfig to its output, also if it installs the packages first', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-make-'));
-  onTestFinished(async () => await rm(folder, { recursive: true }));
+  const folder = makeFolder();
   const programs = join(folder, 'programs');
   await Promise.all([programs, join(folder, 'hack')].map(async (path) => await mkdir(path)));
   await Promise.all([

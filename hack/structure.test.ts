@@ -1,9 +1,8 @@
 import { execFileSync } from 'node:child_process';
-import { mkdtempSync, rmSync } from 'node:fs';
 import { mkdir, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { expect, onTestFinished, test } from 'vitest';
+import { expect, test } from 'vitest';
+import { makeFolder } from '../test/support/folder.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 
@@ -23,8 +22,7 @@ const FILES = {
 };
 
 test('the counts of a checkout', async () => {
-  const folder = mkdtempSync(join(tmpdir(), 'berth-structure-'));
-  onTestFinished(() => rmSync(folder, { recursive: true }));
+  const folder = makeFolder();
   for (const [path, text] of Object.entries(FILES)) {
     await mkdir(join(folder, dirname(path)), { recursive: true });
     await writeFile(join(folder, path), text);

@@ -1,12 +1,12 @@
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Readable } from 'node:stream';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { type Running, runUntilSignal } from './program.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 /** Rejects a promise when the program has installed its handler for rejections. */
@@ -65,8 +65,8 @@ describe('rejected promises', () => {
   let folder: string;
   let child: ChildProcessByStdio<null, Readable, Readable>;
 
-  beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-rejections-'));
+  beforeEach(() => {
+    folder = makeFolder();
   });
 
   afterEach(async () => {
@@ -75,7 +75,6 @@ describe('rejected promises', () => {
       child.kill('SIGKILL');
       await ended;
     }
-    await rm(folder, { recursive: true, force: true });
   });
 
   async function run(name: string, script: string, ...args: readonly string[]): Promise<void> {

@@ -1,14 +1,14 @@
 import { once } from 'node:events';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { CredentialError } from './errors.ts';
 import { createMetrics } from './metrics.ts';
 import { TokenSource } from './tokensource.ts';
 import { Transport } from './transport.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 let folder: string;
 let server: Server;
@@ -16,7 +16,7 @@ let transport: Transport;
 let accepted: string;
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-token-'));
+  folder = makeFolder();
   server = createServer((request, response) => {
     response.writeHead(request.headers.authorization === `Bearer ${accepted}` ? 200 : 401).end();
   });
@@ -29,7 +29,6 @@ beforeEach(async () => {
 afterEach(async () => {
   await transport.close();
   server.close();
-  await rm(folder, { recursive: true });
 });
 
 async function statusOf(): Promise<number> {

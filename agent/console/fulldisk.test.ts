@@ -1,10 +1,9 @@
 import * as fs from 'node:fs';
-import { mkdtemp, rm } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { ConsoleStore } from './store.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 vi.mock(import('node:fs'), { spy: true });
 
@@ -15,8 +14,8 @@ let store: ConsoleStore;
 /** Lines of the agent's log. */
 let logged: string[];
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-console-'));
+beforeEach(() => {
+  folder = makeFolder();
   logged = [];
   store = open('machine');
 });
@@ -24,7 +23,6 @@ beforeEach(async () => {
 afterEach(async () => {
   store.close();
   vi.resetAllMocks();
-  await rm(folder, { recursive: true });
 });
 
 function open(of: 'machine' | 'task'): ConsoleStore {

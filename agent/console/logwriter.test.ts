@@ -1,10 +1,9 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtemp, open, readdir, readFile, rm, stat } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { open, readdir, readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { beforeEach, describe, expect, it, vi } from 'vitest';
 import {
   forgetLastOutput,
   listSegments,
@@ -14,6 +13,7 @@ import {
   withLogWriter,
 } from './logwriter.ts';
 import { connectTerminal, makeTerminal } from './terminal.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const MEBIBYTE = 1024 * 1024;
 /** Limit of a wait. The default, 1 s, is too short on a busy machine. */
@@ -23,11 +23,9 @@ describe('the log writer', () => {
   let folder: string;
 
   beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-logwriter-'));
+    folder = makeFolder();
     await makeTerminal(folder);
   });
-
-  afterEach(async () => await rm(folder, { recursive: true, force: true }));
 
   /** Runs a shell script in place of the hypervisor until its end, and returns its exit code. */
   async function run(script: string): Promise<number | null> {

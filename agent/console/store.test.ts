@@ -1,6 +1,5 @@
 import { appendFileSync, rmSync, statSync, truncateSync } from 'node:fs';
-import { mkdir, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, readdir, readFile, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -8,6 +7,7 @@ import { ConsoleStore } from './store.ts';
 import { TASK_LOG } from './input.ts';
 import { type ConsoleReadOptions, STORE_FILES } from './records.ts';
 import { listSegments, SEGMENT_BYTES, segmentName } from './logwriter.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const MEBIBYTE = 1024 * 1024;
 /** Upper bound in bytes for the text that a slow follower gets. This bound is above the limit of the follower's queue, 256 KiB. */
@@ -37,15 +37,14 @@ describe.each([
   let now: Date;
   let store: ConsoleStore;
 
-  beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-console-'));
+  beforeEach(() => {
+    folder = makeFolder();
     now = new Date('2026-01-01T00:00:00.000Z');
     store = open();
   });
 
   afterEach(async () => {
     store.close();
-    await rm(folder, { recursive: true, force: true });
   });
 
   function open(): ConsoleStore {
@@ -252,14 +251,13 @@ describe('the console, and agents that come and go', () => {
   let folder: string;
   let store: ConsoleStore;
 
-  beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-console-'));
+  beforeEach(() => {
+    folder = makeFolder();
     store = anotherAgent();
   });
 
   afterEach(async () => {
     store.close();
-    await rm(folder, { recursive: true, force: true });
   });
 
   /** Opens a second store. The first store is not closed, as after a kill of the agent. */

@@ -1,17 +1,17 @@
-import { mkdir, mkdtemp, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { run } from '../../base/exec.ts';
 import { folderBytes } from './diskio.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const COMMAND = { timeoutMilliseconds: 30_000 };
 const MEBIBYTE = 1024 * 1024;
 
 let folder: string;
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-bytes-'));
+beforeEach(() => {
+  folder = makeFolder();
 });
 
 afterEach(async () => void (await run('rm', ['-rf', folder], COMMAND)));

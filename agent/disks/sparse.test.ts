@@ -1,19 +1,17 @@
 import { createHash, randomBytes } from 'node:crypto';
-import { mkdtemp, open, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { beforeEach, expect, it } from 'vitest';
 import { copyHashed } from './sparse.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const MEBIBYTE = 1024 ** 2;
 
 let folder: string;
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-copy-'));
+beforeEach(() => {
+  folder = makeFolder();
 });
-
-afterEach(async () => await rm(folder, { recursive: true }));
 
 it.each([
   ['nothing', 0, 0],

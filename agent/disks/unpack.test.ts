@@ -1,13 +1,13 @@
 import { execFileSync } from 'node:child_process';
-import { mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readFile, stat, truncate, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { constants, createZstdDecompress, zstdCompressSync } from 'node:zlib';
-import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
+import { beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { array, assert, asyncProperty, boolean, constantFrom, integer, tuple, uint8Array } from 'fast-check';
 import { readCompression, digHoles, unpack, unpackedLimit, ZstdFrames } from './unpack.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const LIMIT = 64 * MEBIBYTE;
@@ -28,14 +28,10 @@ describe.each([
   let from: string;
   let to: string;
 
-  beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-unpack-'));
+  beforeEach(() => {
+    folder = makeFolder();
     from = join(folder, 'packed');
     to = join(folder, 'disk');
-  });
-
-  afterEach(async () => {
-    await rm(folder, { recursive: true });
   });
 
   function pack(content: Buffer): Buffer {
@@ -89,19 +85,15 @@ describe.each([
 
 describe('a file that is not compressed', () => {
   it('is distinguished from compressed files, and gets holes for its zeros', async () => {
-    const folder = await mkdtemp(join(tmpdir(), 'berth-unpack-'));
-    try {
-      const path = join(folder, 'disk');
-      await writeFile(path, DISK);
-      expect(await readCompression(path)).toBeUndefined();
-      await digHoles(path);
-      expect((await stat(path)).blocks * 512).toBeLessThan(2 * MEBIBYTE);
-      expect((await readFile(path)).equals(DISK)).toBe(true);
-      await truncate(path, 3);
-      expect(await readCompression(path)).toBeUndefined();
-    } finally {
-      await rm(folder, { recursive: true });
-    }
+    const folder = makeFolder();
+    const path = join(folder, 'disk');
+    await writeFile(path, DISK);
+    expect(await readCompression(path)).toBeUndefined();
+    await digHoles(path);
+    expect((await stat(path)).blocks * 512).toBeLessThan(2 * MEBIBYTE);
+    expect((await readFile(path)).equals(DISK)).toBe(true);
+    await truncate(path, 3);
+    expect(await readCompression(path)).toBeUndefined();
   });
 
   it('may become as large as most disks, and larger only by a factor', () => {
@@ -111,10 +103,9 @@ describe('a file that is not compressed', () => {
 });
 
 it('a file in xz is not called broken when its program is killed', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-unpack-'));
+  const folder = makeFolder();
   onTestFinished(async () => {
     vi.unstubAllEnvs();
-    await rm(folder, { recursive: true });
   });
   await writeFile(join(folder, 'xz'), '#!/bin/sh\nkill -9 $$\n', { mode: 0o755 });
   vi.stubEnv('PATH', folder);

@@ -3,10 +3,9 @@
  * of the tests gives only the answers that a test sets.
  */
 import { X509Certificate } from 'node:crypto';
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:https';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TLSSocket } from 'node:tls';
 import { pino } from 'pino';
@@ -17,6 +16,7 @@ import { createMetrics } from '../../kube/metrics.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { identityFiles, readPair, writePair, writeSecretFile } from './certificates.ts';
 import { type Identity, type IdentityOptions, JoinError, joinAgain, takeIdentity } from './identity.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const REVIEW = 'POST /apis/authentication.k8s.io/v1/selfsubjectreviews';
 const REQUEST = 'POST /apis/certificates.k8s.io/v1/certificatesigningrequests';
@@ -72,7 +72,7 @@ afterAll(() => {
 });
 
 beforeEach(() => {
-  directory = mkdtempSync(join(tmpdir(), 'berth-identity-'));
+  directory = makeFolder();
   answers = { [REVIEW]: { status: 201 } };
   asked = [];
   log = [];
@@ -80,7 +80,6 @@ beforeEach(() => {
 
 afterEach(() => {
   vi.restoreAllMocks();
-  rmSync(directory, { recursive: true, force: true });
 });
 
 async function pairOf(by: Authority): Promise<Certificate> {

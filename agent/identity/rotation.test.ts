@@ -1,10 +1,8 @@
 import { X509Certificate } from 'node:crypto';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { writeFileSync } from 'node:fs';
 import { type Logger, pino } from 'pino';
 import { Registry } from 'prom-client';
-import { afterEach, beforeAll, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { beforeAll, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { pause } from '../../base/time.ts';
 import {
   type Certificate,
@@ -17,6 +15,7 @@ import { ApiError } from '../../kube/errors.ts';
 import type { Transport } from '../../kube/transport.ts';
 import { identityFiles, readPair, servingCertificate, writePair } from './certificates.ts';
 import { keepCertificates, keepRenewed, renewalTime } from './rotation.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 vi.mock(import('../../base/time.ts'), { spy: true });
 
@@ -174,7 +173,7 @@ describe('a stored certificate', () => {
 
   beforeEach(async () => {
     vi.mocked(pause).mockClear();
-    const dataDirectory = mkdtempSync(join(tmpdir(), 'berth-rotation-'));
+    const dataDirectory = makeFolder();
     const certificates = { clientSeconds: 3_600, servingSeconds: 3_600 };
     config = { nodeName: 'one', address: CERTIFIED, dataDirectory, certificates };
     const key = await createKey();
@@ -186,8 +185,6 @@ describe('a stored certificate', () => {
       writePair(identityFiles(dataDirectory)[kind], { certificate: pem, key: key.pem });
     }
   });
-
-  afterEach(() => rmSync(config.dataDirectory, { recursive: true, force: true }));
 
   interface Surroundings {
     nodeKnown?: Promise<void>;

@@ -1,9 +1,8 @@
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
-import { link, mkdir, mkdtemp, readdir, readFile, rm, truncate, writeFile } from 'node:fs/promises';
+import { link, mkdir, readdir, readFile, rm, truncate, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { pino } from 'pino';
@@ -18,6 +17,7 @@ import { Keyring } from './oci/credentials.ts';
 import { Registries } from './oci/repository.ts';
 import { type Published, Publisher } from './publisher.ts';
 import { HostImageStore } from './store.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 vi.mock(import('../../base/files.ts'), { spy: true });
 
@@ -30,7 +30,7 @@ describe('a disk in the folder of the image storage', () => {
   let registries: Registries;
 
   beforeEach(async () => {
-    root = await mkdtemp(join(tmpdir(), 'berth-publisher-'));
+    root = makeFolder();
     storageFolder = join(root, 'storage');
     await mkdir(storageFolder);
     await writeFile(join(root, 'disk.raw'), Buffer.alloc(DISK_BYTES, 1));
@@ -42,7 +42,6 @@ describe('a disk in the folder of the image storage', () => {
     vi.unstubAllEnvs();
     vi.resetAllMocks();
     await registries.close();
-    await rm(root, { recursive: true });
   });
 
   function publisher(): Publisher {
@@ -240,7 +239,7 @@ describe('a disk for a registry', () => {
   let reference: string;
 
   beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-publisher-'));
+    folder = makeFolder();
     await writeFile(join(folder, 'disk.raw'), Buffer.alloc(DISK_BYTES, 1));
     server = createServer((request, response) => {
       request.resume();
@@ -262,7 +261,6 @@ describe('a disk for a registry', () => {
     await registries.close();
     server.closeAllConnections();
     server.close();
-    await rm(folder, { recursive: true });
   });
 
   function publisher(): Publisher {

@@ -2,10 +2,9 @@ import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
-import { mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises';
+import { mkdir, readdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { createServer, type RequestListener, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { basename, dirname, join } from 'node:path';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
@@ -16,6 +15,7 @@ import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import { Catalog, nameOfISO } from './local/catalog.ts';
 import type { Holder } from './local/holders.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 /** What all requests of these tests have in common. */
 const ASKED = { tenant: 'team', onProgress: () => undefined, onWait: () => undefined };
@@ -31,7 +31,7 @@ describe('the image store', () => {
   let servers: Server[];
 
   beforeEach(async () => {
-    directory = await mkdtemp(join(tmpdir(), 'berth-images-'));
+    directory = makeFolder();
     shared = join(directory, 'shared');
     await mkdir(shared);
     store = await open();
@@ -42,7 +42,6 @@ describe('the image store', () => {
     for (const server of servers) {
       server.close();
     }
-    await rm(directory, { recursive: true, force: true });
   });
 
   async function open(

@@ -1,6 +1,5 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { rm, writeFile } from 'node:fs/promises';
 import { request } from 'node:https';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { pino } from 'pino';
@@ -11,6 +10,7 @@ import { type Certificate, createKey } from '../../kube/certificates/certificate
 import type { KubeClient } from '../../kube/client.ts';
 import { Authorizer } from '../../kube/serving/authorization.ts';
 import { KubeletServer } from './server.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 /** Longest time in milliseconds after which a changed file is in use. */
 const LOOK_MILLISECONDS = 60_000;
@@ -23,7 +23,7 @@ let port: number;
 
 beforeEach(async () => {
   vi.useFakeTimers({ toFake: ['setInterval'] });
-  folder = await mkdtemp(join(tmpdir(), 'berth-kubelet-'));
+  folder = makeFolder();
   clientCAFile = join(folder, 'ca.crt');
   former = await createAuthority('former');
   await writeFile(clientCAFile, former.certificate);
@@ -51,7 +51,6 @@ beforeEach(async () => {
 afterEach(async () => {
   vi.useRealTimers();
   await server.close();
-  await rm(folder, { recursive: true });
 });
 
 async function certificateOf(authority: Authority, commonName: string): Promise<Certificate> {

@@ -1,5 +1,4 @@
-import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { expect, onTestFinished, test } from 'vitest';
@@ -22,6 +21,7 @@ import type { PodHost } from './host.ts';
 import { newRecord } from './machine.ts';
 import { RecordStore } from './records.ts';
 import { adoptMachines } from './recover.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const UID = 'uid-of-vm';
 /** Uid of the Pod that continues the machine. */
@@ -45,7 +45,7 @@ interface World {
 
 /** Returns a host without records. If `isCutOff` is true, the API server does not answer, and the host is fenced. */
 function worldOf({ isCutOff = false } = {}): World {
-  const directory = mkdtempSync(join(tmpdir(), 'berth-controller-'));
+  const directory = makeFolder();
   const stop = new AbortController();
   const [api, driver, logger] = [new PodApi(), new StandInDriver(), pino({ level: 'silent' })];
   const node = { isAwaited: false, slots: 1 as number | undefined };
@@ -91,7 +91,6 @@ function worldOf({ isCutOff = false } = {}): World {
   onTestFinished(async () => {
     stop.abort(new Error('the test is over'));
     await driver.close();
-    rmSync(directory, { recursive: true, force: true });
   });
   return { api, driver, host, controller, node, signal: stop.signal };
 }

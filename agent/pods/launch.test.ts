@@ -1,7 +1,6 @@
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, statSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { mkdirSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
-import { describe, expect, it, onTestFinished, test } from 'vitest';
+import { describe, expect, it, test } from 'vitest';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { seedDocuments } from '../seed/seed.ts';
@@ -9,6 +8,7 @@ import type { PodHost } from './host.ts';
 import { machinePlan, prepareSeed, prepareVnc } from './launch.ts';
 import { newRecord, newRuntime, type MachineOperation, type Runtime } from './machine.ts';
 import { userDataConditions } from './status.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const IMAGE_BYTES = 100;
 
@@ -39,8 +39,7 @@ const SECRET = { name: 'first-boot', key: 'user-data' };
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 30, diskBytes: 0, ports: [] };
 
 function runtimeOf(change: Partial<Machine>): Runtime {
-  const directory = mkdtempSync(join(tmpdir(), 'berth-seed-'));
-  onTestFinished(() => rmSync(directory, { recursive: true }));
+  const directory = makeFolder();
   const machine = {
     vm: { namespace: 'ci', name: 'desk', uid: 'vm' },
     image: { type: 'registry', reference: 'registry.example/debian:12' },
@@ -153,8 +152,7 @@ describe('the condition of user data', () => {
 });
 
 test('the password stays in a file of the agent, so that the next start needs no Secret', async () => {
-  const path = mkdtempSync(join(tmpdir(), 'berth-vnc-'));
-  onTestFinished(() => rmSync(path, { recursive: true }));
+  const path = makeFolder();
   const machine = { vm: { namespace: 'platform-ci', name: 'desk', uid: 'vm-2' } } as Machine;
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = newRecord({ uid: 'pod', key: 'platform-ci/desk', driver: 'qemu', machine, claim });

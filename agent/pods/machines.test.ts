@@ -1,6 +1,3 @@
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it, type MockInstance, vi } from 'vitest';
 import type { MachineState, StopOptions } from '../drivers/driver.ts';
@@ -14,6 +11,7 @@ import {
 } from './machine.ts';
 import { Machines, type MachineProgress } from './machines.ts';
 import { RecordStore } from './records.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
@@ -37,7 +35,7 @@ let asked: string[];
 let clock: MockInstance<() => number>;
 
 beforeEach(() => {
-  directory = mkdtempSync(join(tmpdir(), 'berth-machines-'));
+  directory = makeFolder();
   asked = [];
   clock = vi.spyOn(performance, 'now').mockReturnValue(0);
   const failing = (name: string) => async () => {
@@ -66,7 +64,6 @@ beforeEach(() => {
 
 afterEach(() => {
   vi.restoreAllMocks();
-  rmSync(directory, { recursive: true });
 });
 
 /** Returns the progress after a step under way, if any, has ended. */

@@ -1,21 +1,17 @@
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmdirSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { mkdirSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { MachineUsers, ownUser } from '../processes/users.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
 import { RecordStore } from './records.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 0, diskBytes: 0, ports: [] };
 
 let directory: string;
 
 beforeEach(() => {
-  directory = mkdtempSync(join(tmpdir(), 'berth-records-'));
-});
-
-afterEach(() => {
-  rmSync(directory, { recursive: true });
+  directory = makeFolder();
 });
 
 function saved(uid: string): MachineRecord {

@@ -1,8 +1,7 @@
-import { cpSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { cpSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import { describe, expect, it, onTestFinished } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import type { Desired, Machine, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { DESIRED_ANNOTATION, MACHINE_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -15,6 +14,7 @@ import { Machines } from './machines.ts';
 import { wantedWithoutPod } from './pod.ts';
 import { RecordStore } from './records.ts';
 import { adoptDamaged, adoptMachines } from './recover.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 /** Data folder of an agent with one running machine. */
 const FOLDER = join(import.meta.dirname, '..', '..', 'test', 'fixtures', 'datafolder');
@@ -53,8 +53,7 @@ function hostOf(directory: string, called: unknown[]): PodHost {
 }
 
 it('a machine that the agent started before runs on', async () => {
-  const directory = mkdtempSync(join(tmpdir(), 'berth-recover-'));
-  onTestFinished(() => rmSync(directory, { recursive: true }));
+  const directory = makeFolder();
   cpSync(FOLDER, directory, { recursive: true });
   const called: unknown[] = [];
   const host = hostOf(directory, called);
@@ -94,8 +93,7 @@ it('a machine that the agent started before runs on', async () => {
 });
 
 it('a machine that was found running and then crashed is not taken for one that ended with its host', async () => {
-  const directory = mkdtempSync(join(tmpdir(), 'berth-recover-'));
-  onTestFinished(() => rmSync(directory, { recursive: true }));
+  const directory = makeFolder();
   cpSync(FOLDER, directory, { recursive: true });
   const host = hostOf(directory, []);
   const machines = new Machines(host, () => undefined);
@@ -109,8 +107,7 @@ it('a machine that was found running and then crashed is not taken for one that 
 });
 
 it('a machine whose record is missing keeps its image, because its disk may stay', async () => {
-  const directory = mkdtempSync(join(tmpdir(), 'berth-recover-'));
-  onTestFinished(() => rmSync(directory, { recursive: true }));
+  const directory = makeFolder();
   cpSync(FOLDER, directory, { recursive: true });
   rmSync(join(directory, 'pods'), { recursive: true });
   const [uid] = readdirSync(join(directory, 'machines'));
@@ -132,8 +129,7 @@ describe('a machine whose record is damaged', () => {
 
   /** Returns the new record of a damaged machine whose Pod has this report. Another machine of the host has the ports 8998 and 8999. */
   async function adopted(message: string): Promise<MachineRecord | undefined> {
-    const directory = mkdtempSync(join(tmpdir(), 'berth-recover-'));
-    onTestFinished(() => rmSync(directory, { recursive: true }));
+    const directory = makeFolder();
     cpSync(FOLDER, directory, { recursive: true });
     const { records } = hostOf(directory, []);
     const other = records.list()[0]!;

@@ -1,7 +1,6 @@
-import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, it, onTestFinished, vi } from 'vitest';
+import { expect, it, vi } from 'vitest';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -15,6 +14,7 @@ import { newRecord, newRuntime, type MachineOperation } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
 import { meanSpeed, STEPS } from './steps.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
 const VM = { namespace: 'platform-ci', name: 'x', uid: 'vm' };
@@ -50,8 +50,7 @@ function hostOf(directory: string, reported: string[]): PodHost {
 
 /** Returns a new VM machine on a host whose parts do nothing. `told` collects what {@link hostOf} collects. */
 function newVm(reported: string[] = []) {
-  const directory = mkdtempSync(join(tmpdir(), 'berth-steps-'));
-  onTestFinished(() => rmSync(directory, { recursive: true }));
+  const directory = makeFolder();
   const machine = {
     vm: VM,
     architecture: 'amd64',

@@ -1,7 +1,4 @@
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { expect, it, onTestFinished } from 'vitest';
+import { expect, it } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';
@@ -11,6 +8,7 @@ import { plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
 import { reportOf } from './status.ts';
 import { STEPS } from './steps.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const DESIRED: Desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
 const CLAIM = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
@@ -31,8 +29,7 @@ it.each([
   ['stop', { restartRequestedAt: '1' }, 0],
   ['suspend', { powerState: 'Suspended' }, 1],
 ] as const)('%s towards %o, also if its step is repeated, reports %i stops', async (kind, change, stops) => {
-  const directory = mkdtempSync(join(tmpdir(), 'berth-stops-'));
-  onTestFinished(() => rmSync(directory, { recursive: true }));
+  const directory = makeFolder();
   const record = runningRecord();
   const refuses = (): never => {
     throw new Error('not yet');

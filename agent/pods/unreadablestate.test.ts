@@ -1,8 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { pino } from 'pino';
@@ -17,6 +16,7 @@ import type { PodHost } from './host.ts';
 import { newRecord, type Runtime, type MachineStep, type WantedMachine } from './machine.ts';
 import { Machines } from './machines.ts';
 import { RecordStore } from './records.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const UID = '3b6c1a52-8f0e-4d0b-9a53-7e1f2c4d5e6f';
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
@@ -49,7 +49,7 @@ let server: Server;
 let asked: string[];
 
 beforeEach(() => {
-  directory = mkdtempSync(join(tmpdir(), 'berth-unreadable-'));
+  directory = makeFolder();
   folder = join(directory, 'machines', UID);
   processes = [];
   const logger = pino({ level: 'silent' });
@@ -65,7 +65,6 @@ afterEach(async () => {
   }
   processes.forEach((process) => process.kill('SIGKILL'));
   server.close();
-  rmSync(directory, { recursive: true });
 });
 
 /** Returns the driver whose machines the test makes. */

@@ -1,11 +1,12 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
-import { availableParallelism, tmpdir } from 'node:os';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
+import { availableParallelism } from 'node:os';
 import { join, relative } from 'node:path';
 import { pino } from 'pino';
 import { expect, it, onTestFinished, vi } from 'vitest';
 import { MachineCgroups } from './cgroup.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 vi.mock(import('node:fs/promises'), { spy: true });
 vi.mock(import('node:os'), { spy: true });
@@ -15,8 +16,7 @@ const isRoot = process.getuid?.() === 0;
 
 /** Makes a folder that looks like a tree of version 2, without a kernel behind it. */
 async function makeVersion2(): Promise<{ root: string; tree: MachineCgroups }> {
-  const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
-  onTestFinished(async () => await rm(root, { recursive: true }));
+  const root = makeFolder();
   await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
   return { root, tree: new MachineCgroups(pino({ level: 'silent' }), [root]) };
 }
@@ -77,8 +77,7 @@ it('a host without a controller logs once which limits are missing', async ({ sk
   if (!isRoot) {
     skip('only root has control groups');
   }
-  const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
-  onTestFinished(async () => await rm(root, { recursive: true }));
+  const root = makeFolder();
   await mkdir(join(root, 'pids'));
   await writeFile(join(root, 'pids', 'cgroup.procs'), '');
   const said: string[] = [];

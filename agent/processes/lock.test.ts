@@ -1,20 +1,16 @@
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { LockedError, lockDataDirectory } from './lock.ts';
 import { parseStartTime } from './process.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 let directory: string;
 
 beforeEach(() => {
-  directory = mkdtempSync(join(tmpdir(), 'berth-lock-'));
-});
-
-afterEach(() => {
-  rmSync(directory, { recursive: true });
+  directory = makeFolder();
 });
 
 test('a second agent in the same data directory is refused, with the pid of the first', () => {

@@ -5,11 +5,11 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
-import { mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, readdir, readFile, stat, symlink, writeFile } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { hostFile, installRuntime, removeUnused } from './ownroot.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 let folder: string;
 let list: string;
@@ -17,7 +17,7 @@ let runtimes: string;
 let sleeper: ChildProcess | undefined;
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-ownroot-'));
+  folder = makeFolder();
   list = join(folder, 'list');
   runtimes = join(folder, 'runtime');
   await mkdir(join(folder, 'image', 'lib'), { recursive: true });
@@ -29,7 +29,6 @@ beforeEach(async () => {
 afterEach(async () => {
   sleeper?.kill('SIGKILL');
   sleeper = undefined;
-  await rm(folder, { recursive: true });
 });
 
 /** Writes a list in the format of `sha256sum`. */

@@ -1,10 +1,11 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { totalmem, tmpdir, uptime, availableParallelism } from 'node:os';
+import { mkdir, writeFile } from 'node:fs/promises';
+import { totalmem, uptime, availableParallelism } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
 import { hostUsage, processesInPs, UsageReader } from './usage.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const MEBIBYTE = 1024 ** 2;
 /** Memory that a busy process of a test takes. Node.js itself takes tens of mebibytes. */
@@ -19,8 +20,7 @@ setInterval(() => kept, 1000);
 
 /** Makes a tree of control groups with the given files, and returns its path. */
 async function tree(files: Record<string, string>): Promise<string> {
-  const root = await mkdtemp(join(tmpdir(), 'berth-usage-'));
-  onTestFinished(async () => await rm(root, { recursive: true }));
+  const root = makeFolder();
   for (const [name, text] of Object.entries(files)) {
     await mkdir(join(root, name, '..'), { recursive: true });
     await writeFile(join(root, name), text);

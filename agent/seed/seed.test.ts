@@ -1,8 +1,7 @@
-import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { mkdir, mkdtemp, rm } from 'node:fs/promises';
-import { describe, expect, it, onTestFinished, test } from 'vitest';
+import { mkdir } from 'node:fs/promises';
+import { describe, expect, it, test } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { displayFields } from '../../test/fixtures/display.ts';
 import {
@@ -18,6 +17,7 @@ import {
   writeSeedDocuments,
   writeSeedFiles,
 } from './seed.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const KEY = 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGIFp8kYzcPkhAjLZMrgeG3WyGFIcpCSSmFuKNzyOmXd me@desk';
 const FACTS = { host: 'rack1-7', cpu: 2, memoryBytes: 2 ** 32, userData: undefined };
@@ -35,8 +35,7 @@ function machine(change: Partial<Machine> = {}): Machine {
 }
 
 function folder(): string {
-  const path = mkdtempSync(join(tmpdir(), 'berth-seed-'));
-  onTestFinished(() => rmSync(path, { recursive: true }));
+  const path = makeFolder();
   return path;
 }
 
@@ -170,21 +169,17 @@ test('a guest without user data gets empty files, because cloud-init requires th
 });
 
 test('pages are those of the machine with the uid, and a machine without a seed has none', async () => {
-  const machines = await mkdtemp(join(tmpdir(), 'berth-seed-'));
-  try {
-    for (const uid of ['a', 'b']) {
-      await mkdir(join(machines, uid));
-      await writeSeedDocuments(join(machines, uid), { ...SEED, values: { name: `desk-${uid}` } });
-    }
-    await mkdir(join(machines, 'c'));
-    const page = seedPages(machines);
-    expect(await page('a', '/metadata/name')).toBe('desk-a');
-    expect(await page('b', '/metadata/name')).toBe('desk-b');
-    expect(await page('c', '/user-data')).toBeUndefined();
-    expect(await page('unknown', '/user-data')).toBeUndefined();
-  } finally {
-    await rm(machines, { recursive: true });
+  const machines = makeFolder();
+  for (const uid of ['a', 'b']) {
+    await mkdir(join(machines, uid));
+    await writeSeedDocuments(join(machines, uid), { ...SEED, values: { name: `desk-${uid}` } });
   }
+  await mkdir(join(machines, 'c'));
+  const page = seedPages(machines);
+  expect(await page('a', '/metadata/name')).toBe('desk-a');
+  expect(await page('b', '/metadata/name')).toBe('desk-b');
+  expect(await page('c', '/user-data')).toBeUndefined();
+  expect(await page('unknown', '/user-data')).toBeUndefined();
 });
 
 const IGNITION = '{"ignition":{"version":"3.4.0"}}';

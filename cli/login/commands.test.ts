@@ -1,6 +1,5 @@
 import { existsSync } from 'node:fs';
-import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { Readable } from 'node:stream';
 import { setImmediate as nextCycle } from 'node:timers/promises';
@@ -9,18 +8,18 @@ import { Interrupted } from '../errors.ts';
 import { logout, setToken } from './commands.ts';
 import { sessionFile, withSessionLock } from './session.ts';
 import { makeTerminal } from '../../test/fixtures/terminals.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 let folder: string;
 let kubeconfig: string;
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-token-'));
+beforeEach(() => {
+  folder = makeFolder();
   kubeconfig = join(folder, 'kubeconfig');
 });
 
 afterEach(async () => {
   vi.restoreAllMocks();
-  await rm(folder, { recursive: true });
 });
 
 function terminal(out: (text: string) => void = () => undefined, { signal } = new AbortController()) {

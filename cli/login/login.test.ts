@@ -1,21 +1,18 @@
 import { once } from 'node:events';
-import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { beforeEach, expect, it } from 'vitest';
 import { CommandError } from '../errors.ts';
 import { login } from './login.ts';
 import { makeTerminal } from '../../test/fixtures/terminals.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 let folder: string;
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-login-'));
+beforeEach(() => {
+  folder = makeFolder();
 });
-
-afterEach(async () => await rm(folder, { recursive: true }));
 
 /** Returns the message with which a sign-in fails. */
 async function failure(apiUrl: string): Promise<string> {

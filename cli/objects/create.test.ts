@@ -1,5 +1,4 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { PassThrough } from 'node:stream';
 import { afterEach, expect, it, vi } from 'vitest';
@@ -8,6 +7,7 @@ import { Interrupted } from '../errors.ts';
 import { VM_KIND } from '../vm/kind.ts';
 import { createFromFile } from './create.ts';
 import { makeTerminal } from '../../test/fixtures/terminals.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 afterEach(() => vi.restoreAllMocks());
 
@@ -28,33 +28,27 @@ it('is interrupted by a signal while it waits for the standard input', async () 
 });
 
 it('creates objects without a namespace, or with an empty one, in the namespace of the command', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-file-'));
-  try {
-    const kubeconfig = join(folder, 'kubeconfig');
-    const document = {
-      clusters: [{ name: 'a', cluster: { server: 'http://127.0.0.1' } }],
-      contexts: [{ name: 'a', context: { cluster: 'a', user: 'a', namespace: 'team' } }],
-      users: [{ name: 'a', user: { token: 'a' } }],
-    };
-    await writeFile(kubeconfig, JSON.stringify(document));
-    const file = join(folder, 'vms.yaml');
-    const { apiVersion, kind } = VM_KIND.type;
-    const documents = [
-      { name: 'one' },
-      { name: 'two', namespace: '' },
-      { name: 'three', namespace: 'own' },
-    ].map((metadata) => JSON.stringify({ apiVersion, kind, metadata, spec: { image: 'linux' } }));
-    await writeFile(file, documents.join('\n---\n'));
-    const create = vi.spyOn(KubeClient.prototype, 'create').mockImplementation(async (_type, object) => {
-      return { spec: {}, ...object } as never;
-    });
-    const globals = { kubeconfig, context: 'a', output: 'table' } as const;
-    await createFromFile(makeTerminal(), globals, VM_KIND, file);
-    const made = create.mock.calls
-      .map(([, { metadata }]) => metadata)
-      .filter(({ name }) => name !== undefined);
-    expect(made.map(({ namespace }) => namespace)).toEqual(['team', 'team', 'own']);
-  } finally {
-    await rm(folder, { recursive: true });
-  }
+  const folder = makeFolder();
+  const kubeconfig = join(folder, 'kubeconfig');
+  const document = {
+    clusters: [{ name: 'a', cluster: { server: 'http://127.0.0.1' } }],
+    contexts: [{ name: 'a', context: { cluster: 'a', user: 'a', namespace: 'team' } }],
+    users: [{ name: 'a', user: { token: 'a' } }],
+  };
+  await writeFile(kubeconfig, JSON.stringify(document));
+  const file = join(folder, 'vms.yaml');
+  const { apiVersion, kind } = VM_KIND.type;
+  const documents = [
+    { name: 'one' },
+    { name: 'two', namespace: '' },
+    { name: 'three', namespace: 'own' },
+  ].map((metadata) => JSON.stringify({ apiVersion, kind, metadata, spec: { image: 'linux' } }));
+  await writeFile(file, documents.join('\n---\n'));
+  const create = vi.spyOn(KubeClient.prototype, 'create').mockImplementation(async (_type, object) => {
+    return { spec: {}, ...object } as never;
+  });
+  const globals = { kubeconfig, context: 'a', output: 'table' } as const;
+  await createFromFile(makeTerminal(), globals, VM_KIND, file);
+  const made = create.mock.calls.map(([, { metadata }]) => metadata).filter(({ name }) => name !== undefined);
+  expect(made.map(({ namespace }) => namespace)).toEqual(['team', 'team', 'own']);
 });

@@ -1,14 +1,14 @@
 import { once } from 'node:events';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { EXIT, Interrupted } from '../errors.ts';
 import { VM_KIND } from '../vm/kind.ts';
 import { watchList } from './verbs.ts';
 import { makeTerminal } from '../../test/fixtures/terminals.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const MAC = { metadata: { name: 'mac', namespace: 'a', uid: '1', resourceVersion: '1' }, spec: {} };
 
@@ -16,7 +16,7 @@ let folder: string;
 let server: Server;
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-watch-'));
+  folder = makeFolder();
   // The namespace has one VM with the name `mac`. It changes once.
   server = createServer(({ url = '' }, response) => {
     const { pathname, searchParams } = new URL(url, 'http://api');
@@ -40,7 +40,6 @@ beforeEach(async () => {
 afterEach(async () => {
   server.closeAllConnections();
   server.close();
-  await rm(folder, { recursive: true });
 });
 
 /** Watches the VMs until the command has written twice: the list, and one change. Returns its output. */

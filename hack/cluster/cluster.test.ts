@@ -1,15 +1,15 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, it, vi } from 'vitest';
 import { Cluster } from './cluster.ts';
 import { readRecord, startProcess, stopProcess } from './processes.ts';
 import type { ClusterState } from './state.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 vi.mock('./controlplane.ts', () => ({ waitUntilReady: async () => {} }));
 
 it('starts a program of the control plane again with the same plan', async () => {
-  const directory = await mkdtemp(join(tmpdir(), 'berth-cluster-'));
+  const directory = makeFolder();
   const kubeconfig = {
     clusters: [{ name: 'a', cluster: { server: 'https://127.0.0.1:1' } }],
     contexts: [{ name: 'a', context: { cluster: 'a' } }],
@@ -33,6 +33,5 @@ it('starts a program of the control plane again with the same plan', async () =>
   } finally {
     await cluster.disconnect();
     await stopProcess(directory, readRecord(directory, 'kube-scheduler'), 'SIGKILL');
-    await rm(directory, { recursive: true });
   }
 });

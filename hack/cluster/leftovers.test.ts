@@ -1,15 +1,15 @@
-import { chmod, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { chmod, mkdir, readFile, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { networkNames } from '../../agent/networkdriver.ts';
 import { removeNetworks } from './leftovers.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 let root: string;
 let directory: string;
 
 beforeEach(async () => {
-  root = await mkdtemp(join(tmpdir(), 'berth-networks-'));
+  root = makeFolder();
   directory = join(root, 'cluster');
   for (const name of ['one', 'two', 'pki']) {
     await mkdir(join(directory, name), { recursive: true });
@@ -19,7 +19,6 @@ beforeEach(async () => {
 
 afterEach(async () => {
   vi.unstubAllEnvs();
-  await rm(root, { recursive: true });
 });
 
 /** Makes a program that the tests use in place of nft. It writes its input to a file. */

@@ -1,8 +1,8 @@
 import { execFileSync } from 'node:child_process';
-import { chmodSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { chmodSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const DOCKERFILE = readFileSync(join(import.meta.dirname, '..', '..', 'Dockerfile'), 'utf8');
 const STAND_INS = {
@@ -30,15 +30,13 @@ describe('the images', () => {
     let notes: string;
 
     beforeEach(() => {
-      folder = mkdtempSync(join(tmpdir(), 'berth-pinned-'));
+      folder = makeFolder();
       notes = join(folder, 'notes');
       for (const [name, text] of Object.entries(STAND_INS)) {
         writeFileSync(join(folder, name), `#!/bin/sh\n${text}\n`);
         chmodSync(join(folder, name), 0o755);
       }
     });
-
-    afterEach(() => rmSync(folder, { recursive: true, force: true }));
 
     function install(...parameters: string[]): string {
       execFileSync('sh', [join(import.meta.dirname, 'install-packages.sh'), ...parameters], {

@@ -1,9 +1,9 @@
 import { existsSync } from 'node:fs';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { type Mutant, mutate, productFiles, readMutants } from './definitions.ts';
+import { makeFolder } from '../../test/support/folder.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const FILE = { path: 'a.ts', text: 'function f() {\n  if (ready(x)) {\n    start();\n  }\n}\n' };
@@ -44,11 +44,8 @@ describe('a mutant', () => {
 
   describe('in a file', () => {
     let folder: string;
-    beforeEach(async () => {
-      folder = await mkdtemp(join(tmpdir(), 'berth-mutants-'));
-    });
-    afterEach(async () => {
-      await rm(folder, { recursive: true, force: true });
+    beforeEach(() => {
+      folder = makeFolder();
     });
 
     const entry = (id: string): string =>

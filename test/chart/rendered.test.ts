@@ -1,8 +1,7 @@
 /** Compares the manifests of the chart with those of the harness, and with the values of the chart. */
 import { execFile } from 'node:child_process';
-import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { writeFileSync } from 'node:fs';
 import { readdir, readFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { beforeAll, describe, expect, test } from 'vitest';
@@ -11,6 +10,7 @@ import { loadConfig as loadAgentConfig } from '../../agent/config.ts';
 import { parseConfig } from '../../operator/config/config.ts';
 import { configSchema as serverConfig } from '../../server/config.ts';
 import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests, run } from '../support/chart.ts';
+import { makeFolder } from '../support/folder.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 
@@ -141,20 +141,16 @@ describe('the rendered configuration file is valid for', () => {
   });
 
   test('the agent', () => {
-    const folder = mkdtempSync(join(tmpdir(), 'berth-agent-config-'));
-    try {
-      const file = join(folder, 'agent.yaml');
-      writeFileSync(file, find(everything, 'ConfigMap', 'berth-agent')['data']['agent.yaml']);
-      const [container] = find(everything, 'DaemonSet', 'berth-agent')['spec'].template.spec.containers;
-      const names = (container.env as { name: string }[]).map(({ name }) => name);
-      expect(names).toEqual(['KUBERNETES_NODE', 'BERTH_NODE_NAME', 'BERTH_ADDRESS']);
-      const environment = { BERTH_NODE_NAME: 'node-1-berth', BERTH_ADDRESS: '192.0.2.1' };
-      const config = loadAgentConfig(file, environment);
-      expect(config).toMatchObject({ nodeName: 'node-1-berth', offered: { cpu: 4, memory: 8 * 1024 ** 3 } });
-      expect(config.clusterCIDRs).toEqual(EVERYTHING.agent.clusterCIDRs);
-    } finally {
-      rmSync(folder, { recursive: true });
-    }
+    const folder = makeFolder();
+    const file = join(folder, 'agent.yaml');
+    writeFileSync(file, find(everything, 'ConfigMap', 'berth-agent')['data']['agent.yaml']);
+    const [container] = find(everything, 'DaemonSet', 'berth-agent')['spec'].template.spec.containers;
+    const names = (container.env as { name: string }[]).map(({ name }) => name);
+    expect(names).toEqual(['KUBERNETES_NODE', 'BERTH_NODE_NAME', 'BERTH_ADDRESS']);
+    const environment = { BERTH_NODE_NAME: 'node-1-berth', BERTH_ADDRESS: '192.0.2.1' };
+    const config = loadAgentConfig(file, environment);
+    expect(config).toMatchObject({ nodeName: 'node-1-berth', offered: { cpu: 4, memory: 8 * 1024 ** 3 } });
+    expect(config.clusterCIDRs).toEqual(EVERYTHING.agent.clusterCIDRs);
   });
 });
 
@@ -207,22 +203,16 @@ test('the chart has the version of the programs, and names its kinds', async () 
 });
 
 test('install.yaml has all objects and no hook, and creates its namespaces', async () => {
-  const folder = mkdtempSync(join(tmpdir(), 'berth-manifests-'));
-  try {
-    const file = join(folder, 'install.yaml');
-    const program = [join(ROOT, 'hack', 'manifests.ts'), '--output', file];
-    await promisify(execFile)(process.execPath, program);
-    const objects = parseManifests(await readFile(file, 'utf8'));
-    const hooks = objects.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] !== undefined);
-    expect(hooks).toEqual([]);
-    const idOf = ({ kind, metadata }: Manifest) => `${kind} ${metadata.namespace ?? ''}/${metadata.name}`;
-    expect(objects.map(idOf).toSorted()).toEqual(
-      [...defaults.map(idOf), 'Namespace /berth-system'].toSorted(),
-    );
-    expect(objects.map(idOf)).toContain('Namespace /platform-default');
-    const namespace = find(objects, 'Namespace', 'berth-system');
-    expect(namespace.metadata.labels).toMatchObject({ 'pod-security.kubernetes.io/enforce': 'privileged' });
-  } finally {
-    rmSync(folder, { recursive: true });
-  }
+  const folder = makeFolder();
+  const file = join(folder, 'install.yaml');
+  const program = [join(ROOT, 'hack', 'manifests.ts'), '--output', file];
+  await promisify(execFile)(process.execPath, program);
+  const objects = parseManifests(await readFile(file, 'utf8'));
+  const hooks = objects.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] !== undefined);
+  expect(hooks).toEqual([]);
+  const idOf = ({ kind, metadata }: Manifest) => `${kind} ${metadata.namespace ?? ''}/${metadata.name}`;
+  expect(objects.map(idOf).toSorted()).toEqual([...defaults.map(idOf), 'Namespace /berth-system'].toSorted());
+  expect(objects.map(idOf)).toContain('Namespace /platform-default');
+  const namespace = find(objects, 'Namespace', 'berth-system');
+  expect(namespace.metadata.labels).toMatchObject({ 'pod-security.kubernetes.io/enforce': 'privileged' });
 });

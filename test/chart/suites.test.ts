@@ -1,11 +1,11 @@
 /** Runs the suites of helm-unittest in charts/berth/tests, and checks that the packaged chart does not contain them. */
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
 import { CHART, helm, run } from '../support/chart.ts';
+import { makeFolder } from '../support/folder.ts';
 
 interface Suite {
   suite: string;
@@ -27,18 +27,14 @@ test.each(SUITES)('$suite ($count tests)', async ({ file, count }) => {
 });
 
 test('the packaged chart contains no tests', async () => {
-  const folder = mkdtempSync(join(tmpdir(), 'berth-package-'));
-  try {
-    const { code, stderr } = await helm(['package', CHART, '--destination', folder]);
-    expect({ code, stderr }).toMatchObject({ code: 0 });
-    const [archive = ''] = readdirSync(folder);
-    const { stdout } = await run('tar', ['-tzf', join(folder, archive)]);
-    const names = stdout.trim().split('\n');
-    expect(names).toEqual(
-      expect.arrayContaining(['berth/README.md', 'berth/values.schema.json', 'berth/profiles/gke.yaml']),
-    );
-    expect(names.filter((name) => name.startsWith('berth/tests/'))).toEqual([]);
-  } finally {
-    rmSync(folder, { recursive: true });
-  }
+  const folder = makeFolder();
+  const { code, stderr } = await helm(['package', CHART, '--destination', folder]);
+  expect({ code, stderr }).toMatchObject({ code: 0 });
+  const [archive = ''] = readdirSync(folder);
+  const { stdout } = await run('tar', ['-tzf', join(folder, archive)]);
+  const names = stdout.trim().split('\n');
+  expect(names).toEqual(
+    expect.arrayContaining(['berth/README.md', 'berth/values.schema.json', 'berth/profiles/gke.yaml']),
+  );
+  expect(names.filter((name) => name.startsWith('berth/tests/'))).toEqual([]);
 });

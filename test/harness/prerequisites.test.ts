@@ -1,10 +1,10 @@
 /** Tests that missing packages of a new machine are installed. apt-get and sudo are stand-ins that record their arguments. */
 import { spawn } from 'node:child_process';
-import { mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { beforeEach, describe, expect, test } from 'vitest';
+import { makeFolder } from '../support/folder.ts';
 
 const SCRIPT = join(import.meta.dirname, '..', '..', 'hack', 'prerequisites.ts');
 /** Programs that the stand-ins and the script call. */
@@ -24,15 +24,13 @@ exec "$@"
 let folder: string;
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-prerequisites-'));
+  folder = makeFolder();
   for (const program of PROGRAMS) {
     await symlink(`/bin/${program}`, join(folder, program));
   }
   await writeFile(join(folder, 'apt-get'), APT_GET, { mode: 0o755 });
   await writeFile(join(folder, 'sudo'), SUDO, { mode: 0o755 });
 });
-
-afterEach(() => rm(folder, { recursive: true, force: true }));
 
 /**
  * Runs the script while no program of a package is on the PATH. With `answer`, the script has a terminal, and the test types the answer

@@ -1,21 +1,17 @@
-import { chmodSync, existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { chmodSync, existsSync, mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { beforeEach, describe, expect, test } from 'vitest';
 import type { Source } from '../../hack/cluster/toolchain/build.ts';
 import { checkTools, resolveTools } from '../../hack/cluster/toolchain/toolchain.ts';
 import { TOOL_GROUPS, type Tool } from '../../hack/cluster/toolchain/tools.ts';
+import { makeFolder } from '../support/folder.ts';
 
 const TOOLS = TOOL_GROUPS.flatMap((group) => Object.keys(group.packages) as Tool[]);
 
 let folder: string;
 
 beforeEach(() => {
-  folder = mkdtempSync(join(tmpdir(), 'berth-toolchain-'));
-});
-
-afterEach(() => {
-  rmSync(folder, { recursive: true, force: true });
+  folder = makeFolder();
 });
 
 function program(path: string): void {

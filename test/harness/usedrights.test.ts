@@ -1,17 +1,14 @@
 /** The record of used rights, with which a whole run compares the rights of the chart. */
-import { mkdtemp, rm } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { startCluster } from '../../hack/cluster/index.ts';
 import { USED_RIGHTS_FOLDER, usedRights } from '../../hack/cluster/usedrights.ts';
+import { makeFolder } from '../support/folder.ts';
 
 test('contains the rights that a program used itself, and no others', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-rights-'));
+  const folder = makeFolder();
   vi.stubEnv(USED_RIGHTS_FOLDER, folder);
   onTestFinished(async () => {
     vi.unstubAllEnvs();
-    await rm(folder, { recursive: true });
   });
   const cluster = await startCluster({ name: `used-rights-${process.pid}`, operator: true });
   // The right of the operator to delete Pods, used by another program.

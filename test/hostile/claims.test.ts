@@ -8,7 +8,6 @@ import { closeSync, openSync, statSync, truncateSync, utimesSync, writeSync } fr
 import {
   link,
   mkdir,
-  mkdtemp,
   open,
   readFile,
   rename,
@@ -18,14 +17,14 @@ import {
   truncate,
   writeFile,
 } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { classOf, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { AskedImage, HostImageStore } from '../../agent/images/store.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { ensure, openStore } from '../worlds/imagestores.ts';
+import { makeFolder } from '../support/folder.ts';
 
 const DISK_BYTES = 12 * 1024 * 1024;
 /** Part of a disk that an attacker replaces. */
@@ -41,16 +40,12 @@ let path: string;
 let sha256: string;
 
 beforeEach(async () => {
-  root = await mkdtemp(join(tmpdir(), 'berth-claims-'));
+  root = makeFolder();
   storage = join(root, 'storage');
   await mkdir(storage);
   path = join(storage, 'disk.qcow2');
   await writeDisk(path);
   sha256 = sha256Of(await readFile(path));
-});
-
-afterEach(async () => {
-  await rm(root, { recursive: true, force: true });
 });
 
 /** Writes a qcow2 file whose content is not zero. */

@@ -5,10 +5,9 @@
 import { execFile } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync, statSync } from 'node:fs';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
 import type { ClientRequest, IncomingMessage } from 'node:http';
 import { request } from 'node:https';
-import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
@@ -23,6 +22,7 @@ import { waitFor } from '../../hack/wait.ts';
 import { scaled, tried } from './support/attempts.ts';
 import { renewed } from './support/doors.ts';
 import { makePrinter, printedLine, type Printing } from '../fixtures/printer.ts';
+import { makeFolder } from '../support/folder.ts';
 
 /**
  * Answers to readers beyond the limits. One limit counts readers. The other counts connections of the API server, which then reports how
@@ -272,13 +272,12 @@ describe('a hypervisor that says too much', () => {
   async function makeTalkative(): Promise<void> {
     const name = 'qemu-system-x86_64';
     const { stdout } = await promisify(execFile)('which', [name]);
-    const folder = await mkdtemp(join(tmpdir(), 'berth-talkative-'));
+    const folder = makeFolder();
     const script = `#!/bin/sh\nexec ${stdout.trim()} "$@" ${TRACE}\n`;
     await writeFile(join(folder, name), script, { mode: 0o755 });
     vi.stubEnv('PATH', `${folder}${delimiter}${process.env['PATH']}`);
     onTestFinished(async () => {
       vi.unstubAllEnvs();
-      await rm(folder, { recursive: true });
     });
   }
 

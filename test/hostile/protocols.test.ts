@@ -2,9 +2,8 @@
  * A guest that plays its own guest agent, and a hypervisor that a guest took over. Saves fail or are crash-consistent, and the agent lives
  * on.
  */
-import { mkdir, mkdtemp, readFile, rm } from 'node:fs/promises';
+import { mkdir, readFile } from 'node:fs/promises';
 import type { Socket } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import * as fc from 'fast-check';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
@@ -18,6 +17,7 @@ import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, type Host, makeHost, planFor } from '../worlds/qemuguest.ts';
 import { afterSync, type Play, ScriptedPeer } from '../wires/scriptedpeer.ts';
 import { hostileRuns, scaled, tried } from './support/attempts.ts';
+import { makeFolder } from '../support/folder.ts';
 
 const MEBIBYTE = 1024 * 1024;
 const DISK_BYTES = 16 * MEBIBYTE;
@@ -170,15 +170,14 @@ describe('arbitrary input', () => {
   let folder: string;
   let peer: ScriptedPeer | undefined;
 
-  beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-peer-'));
+  beforeEach(() => {
+    folder = makeFolder();
     flooded = 0;
   });
 
   afterEach(async () => {
     await peer?.close();
     peer = undefined;
-    await rm(folder, { recursive: true, force: true });
   });
 
   /** Lines that resemble answers. */

@@ -4,17 +4,15 @@
  */
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import { beforeEach, expect, it, onTestFinished } from 'vitest';
 import type { HostImageStore } from '../../agent/images/store.ts';
 import { contentName } from '../../api/v1alpha1/cachetargets.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { ensure, openStore } from '../worlds/imagestores.ts';
+import { makeFolder } from '../support/folder.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const BUDGET_MEBIBYTES = 30;
@@ -28,8 +26,7 @@ const names = new Map<string, string>();
 let slow: PromiseWithResolvers<ServerResponse>;
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-shares-'));
-  onTestFinished(async () => await rm(folder, { recursive: true }));
+  folder = makeFolder();
   contents.clear();
   names.clear();
   slow = Promise.withResolvers<ServerResponse>();

@@ -2,11 +2,10 @@
 import { once } from 'node:events';
 import { lookup as lookUpForConnection } from 'node:dns';
 import { lookup } from 'node:dns/promises';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
 import { createServer as createPlainServer, type Server } from 'node:http';
 import { createServer } from 'node:https';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
@@ -15,6 +14,7 @@ import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { HttpProxy } from '../wires/httpproxy.ts';
 import { retrying, TransientError } from '../../agent/images/oci/failures.ts';
 import { RegistryTransport } from '../../agent/images/oci/transport.ts';
+import { makeFolder } from '../support/folder.ts';
 
 vi.mock(import('node:dns'), { spy: true });
 vi.mock(import('node:dns/promises'), { spy: true });
@@ -35,7 +35,7 @@ let plain: Server;
 
 beforeEach(async () => {
   received = [];
-  folder = await mkdtemp(join(tmpdir(), 'berth-proxied-'));
+  folder = makeFolder();
   const made = { commonName: 'server', dnsNames: ['secure.example'], ipAddresses: [] };
   const { certificate, key } = await selfMadeCertificate(made)();
   await writeFile(join(folder, 'ca.crt'), certificate);
@@ -69,7 +69,6 @@ afterEach(async () => {
   await proxy[Symbol.asyncDispose]();
   secure.close();
   plain.close();
-  await rm(folder, { recursive: true });
   vi.restoreAllMocks();
   vi.useRealTimers();
 });

@@ -1,11 +1,11 @@
-import { chmod, mkdir, mkdtemp, rm, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { chmod, mkdir, rm, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as fc from 'fast-check';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { run } from '../../../base/exec.ts';
 import type { Architecture } from '../driver.ts';
 import { contradiction, imageFolder, scan } from './sdk.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const IMAGE = {
   platform: 'android-36',
@@ -23,7 +23,7 @@ const COMMAND = { timeoutMilliseconds: 60_000 };
 let root: string;
 
 beforeEach(async () => {
-  root = await mkdtemp(join(tmpdir(), 'berth-sdk-'));
+  root = makeFolder();
   await chmod(root, 0o755);
   for (const folder of ['platforms', 'platform-tools', 'emulator']) {
     await mkdir(join(root, folder));
@@ -31,8 +31,6 @@ beforeEach(async () => {
   await writeFile(join(root, 'emulator', 'emulator'), '#!/bin/sh\n', { mode: 0o755 });
   await makeImage();
 });
-
-afterEach(async () => await rm(root, { recursive: true, force: true }));
 
 async function makeImage(image = IMAGE, lines: readonly string[] = PROPERTIES): Promise<void> {
   const folder = join(root, imageFolder(image));

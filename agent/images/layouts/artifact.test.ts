@@ -1,7 +1,6 @@
-import { mkdir, mkdtemp, readdir, readlink, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, readdir, readlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { describe, expect, it, onTestFinished } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { array, assert, integer, oneof, property, uniqueArray } from 'fast-check';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import type { Descriptor, ResolvedManifest } from '../oci/manifests.ts';
@@ -19,6 +18,7 @@ import {
   planArtifact,
 } from './artifact.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const DIGEST = `sha256:${'1'.repeat(64)}`;
 const CONFIG = {
@@ -59,8 +59,7 @@ async function planOf(layers: readonly Descriptor[], layout: object) {
 }
 
 async function givenFolder(): Promise<string> {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-artifact-'));
-  onTestFinished(async () => await rm(folder, { recursive: true }));
+  const folder = makeFolder();
   return folder;
 }
 

@@ -1,17 +1,17 @@
 import { createHash, randomBytes } from 'node:crypto';
-import { mkdtemp, open, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { open, readdir, readFile, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import type { Readable } from 'node:stream';
 import { zstdCompressSync } from 'node:zlib';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import type { Descriptor, Manifest, ResolvedManifest } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 import { planArtifact } from './artifact.ts';
 import { publishDisk } from './publish.ts';
 import type { PullPlan } from './pull.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const MIB = 1024 ** 2;
 const { signal } = new AbortController();
@@ -32,7 +32,7 @@ describe('an artifact with memory', () => {
   const shared = Buffer.alloc(16 * MIB, randomBytes(1000));
 
   beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-memory-'));
+    folder = makeFolder();
     blobs = new Map();
     fetched = [];
     const upload = async ({ digest, content }: { digest: string; content: () => Buffer | Readable }) => {
@@ -63,8 +63,6 @@ describe('an artifact with memory', () => {
     expect(bytes).toBe(57 * MIB);
     config = JSON.parse(String(blobs.get(manifest.config.digest))) as typeof config;
   });
-
-  afterEach(async () => await rm(folder, { recursive: true }));
 
   /** Plans the pull of the artifact with the present `config` and `manifest`. */
   async function planned(withMemory = true): Promise<PullPlan> {

@@ -1,12 +1,12 @@
 import { createHash } from 'node:crypto';
-import { mkdtemp, readFile, rm } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { Descriptor } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 import { fetchBlob, PART_BYTES } from './blob.ts';
 import { type Journal, openJournal } from './journal.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const CONTENT = Buffer.alloc(PART_BYTES + 1000, 'content');
 const DIGEST = `sha256:${createHash('sha256').update(CONTENT).digest('hex')}`;
@@ -18,13 +18,12 @@ let asked: number[];
 
 beforeEach(async () => {
   asked = [];
-  folder = await mkdtemp(join(tmpdir(), 'berth-blob-'));
+  folder = makeFolder();
   journal = await openJournal(join(folder, 'work'), 'key');
 });
 
 afterEach(async () => {
   await journal.close();
-  await rm(folder, { recursive: true });
 });
 
 interface Answers {

@@ -1,20 +1,16 @@
 import { createHash } from 'node:crypto';
-import { mkdtemp, open, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { beforeEach, expect, it } from 'vitest';
 import { type Chunk, copyLocal, readChunkTable, writeChunkTable } from './chunks.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const CONTENT = Buffer.from('content that another disk has too');
 const { signal } = new AbortController();
 let folder: string;
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-chunks-'));
-});
-
-afterEach(async () => {
-  await rm(folder, { recursive: true });
+beforeEach(() => {
+  folder = makeFolder();
 });
 
 /** Copies the content from `source`, and returns the result and the bytes of the target. */

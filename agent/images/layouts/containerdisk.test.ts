@@ -1,16 +1,16 @@
 import { execFileSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { mkdir, mkdtemp, open, readFile, rm, stat, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { Readable } from 'node:stream';
-import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
+import { beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { unpackedLimit } from '../../disks/unpack.ts';
 import type { Descriptor } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 import { extractDisk, planContainerDisk } from './containerdisk.ts';
 import type { PullPlan } from './pull.ts';
 import { DirectFile } from '../../disks/diskio.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 /** The limit is 3 MiB here, because content of its real size takes a minute. */
 vi.mock('../../disks/unpack.ts', async (load) => ({
@@ -26,12 +26,8 @@ const { signal } = new AbortController();
 describe('a container image', () => {
   let folder: string;
 
-  beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-containerdisk-'));
-  });
-
-  afterEach(async () => {
-    await rm(folder, { recursive: true });
+  beforeEach(() => {
+    folder = makeFolder();
   });
 
   async function layerOf(name: string, bytes: number): Promise<Buffer> {
@@ -97,8 +93,7 @@ describe('a container image', () => {
 const PIECE_BYTES = 4096;
 
 it('writes a disk that comes in small pieces by the mebibyte where direct writes are impossible', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-layer-'));
-  onTestFinished(() => rm(folder, { recursive: true }));
+  const folder = makeFolder();
   const content = randomBytes(4 * MEBIBYTE);
   await mkdir(join(folder, 'root', 'disk'), { recursive: true });
   await writeFile(join(folder, 'root', 'disk', 'disk.img'), content);

@@ -1,20 +1,16 @@
-import { appendFile, mkdtemp, open, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { appendFile, open, readdir, readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { beforeEach, describe, expect, it, vi } from 'vitest';
 import { type Journal, makeDisk, openJournal } from './journal.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 describe('the journal of a pull', () => {
   let root: string;
   let folder: string;
 
-  beforeEach(async () => {
-    root = await mkdtemp(join(tmpdir(), 'berth-journal-'));
+  beforeEach(() => {
+    root = makeFolder();
     folder = join(root, 'folder');
-  });
-
-  afterEach(async () => {
-    await rm(root, { recursive: true, force: true });
   });
 
   async function write(journal: Journal, ...entries: string[]): Promise<void> {

@@ -1,11 +1,10 @@
 import { once } from 'node:events';
-import { mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readdir, readFile, stat, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { beforeEach, describe, expect, it, vi } from 'vitest';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DiskError } from '../../disks/disk.ts';
 import { Catalog, type CatalogEntry } from './catalog.ts';
@@ -16,6 +15,7 @@ import { fileId, StoreLayout } from './layout.ts';
 import { imageMetrics } from './metrics.ts';
 import { Space } from './space.ts';
 import type { SpaceLimits } from './spacemeter.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const DIGEST = 'a'.repeat(64);
 const KEY = `${DIGEST} source`;
@@ -32,7 +32,7 @@ describe('an import', () => {
   let fetches: number;
 
   beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-importing-'));
+    folder = makeFolder();
     fetches = 0;
     layout = new StoreLayout(folder);
     await layout.prepare();
@@ -43,10 +43,6 @@ describe('an import', () => {
     space = new Space(options);
     const metrics = imageMetrics(new Registry(), { used: () => space.used(), images: () => 0 });
     importing = new Importing({ layout, catalog, space, metrics, reader: undefined });
-  });
-
-  afterEach(async () => {
-    await rm(folder, { recursive: true });
   });
 
   const waiting = (format: ImageFormat = 'Auto') => ({

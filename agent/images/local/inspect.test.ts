@@ -1,12 +1,12 @@
 import { execFileSync } from 'node:child_process';
-import { chmod, mkdir, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { chmod, mkdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { writeFileSync } from 'node:fs';
 import { gzipSync, zstdCompressSync } from 'node:zlib';
-import { afterEach, beforeEach, describe, expect, it, onTestFinished, test, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, test, vi } from 'vitest';
 import { formatOf, inspectImage } from './inspect.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 /** Time limit of `qemu-img info`, which is not configurable. */
 const LIMIT_MILLISECONDS = 60_000;
@@ -18,7 +18,7 @@ describe('a qcow2 file, when qemu-img', () => {
   let path: string;
 
   beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-inspect-'));
+    folder = makeFolder();
     path = join(folder, 'disk.qcow2');
     execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', path, '1M']);
     const bin = join(folder, 'bin');
@@ -33,7 +33,6 @@ describe('a qcow2 file, when qemu-img', () => {
   afterEach(async () => {
     vi.unstubAllEnvs();
     vi.useRealTimers();
-    await rm(folder, { recursive: true });
   });
 
   /** Replaces qemu-img by a script. */
@@ -101,8 +100,7 @@ it('content of the image storage has the format in which the agent stores it, an
 });
 
 it('a qcow2 file with an empty disk is ImageInvalid, like an empty raw file', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-inspect-'));
-  onTestFinished(async () => await rm(folder, { recursive: true }));
+  const folder = makeFolder();
   const path = join(folder, 'disk.qcow2');
   execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', path, '0']);
   const message = expect.stringContaining('size of 0 bytes') as string;
@@ -116,12 +114,10 @@ const KIBIBYTE = 1024;
 let folder: string;
 let path: string;
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-foreign-'));
+beforeEach(() => {
+  folder = makeFolder();
   path = join(folder, 'disk');
 });
-
-afterEach(async () => await rm(folder, { recursive: true }));
 
 /** Returns a file of 8 KiB that has these bytes at this position. A negative position counts from the end. */
 function withBytes(bytes: string | Buffer, at = 0, size = 8 * KIBIBYTE): Buffer {

@@ -1,19 +1,18 @@
-import { mkdtemp, rm, statfs, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { statfs, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { expect, it, onTestFinished, vi } from 'vitest';
 import type { Catalog } from './catalog.ts';
 import { StoreLayout } from './layout.ts';
 import { Space } from './space.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const WAIT = { timeout: 30_000 };
 const logger = pino({ level: 'silent' });
 
 async function prepared(): Promise<{ data: string; layout: StoreLayout }> {
-  const data = await mkdtemp(join(tmpdir(), 'berth-space-'));
-  onTestFinished(async () => await rm(data, { recursive: true }));
+  const data = makeFolder();
   const layout = new StoreLayout(data);
   await layout.prepare();
   return { data, layout };

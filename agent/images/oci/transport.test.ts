@@ -1,12 +1,12 @@
 import { once } from 'node:events';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { writeFile } from 'node:fs/promises';
 import { createServer } from 'node:https';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
 import { selfMadeCertificate, useCertificate } from '../../../kube/certificates/serving.ts';
 import { checkNoDowngrade, RegistryTransport } from './transport.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 it.each([
   ['registry.example', 'http://registry.example/'],
@@ -22,8 +22,7 @@ it.each([
 });
 
 it('follows the file of certificate authorities, and keeps them while the file is half written', async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'berth-transport-'));
-  onTestFinished(async () => await rm(folder, { recursive: true }));
+  const folder = makeFolder();
   const caFile = join(folder, 'ca.crt');
   const make = async () =>
     await selfMadeCertificate({ commonName: 'registry', dnsNames: [], ipAddresses: ['127.0.0.1'] })();

@@ -1,15 +1,15 @@
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { pause } from '../../../base/time.ts';
 import { RegistryTransport } from '../oci/transport.ts';
 import { download } from './http.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 vi.mock(import('../../../base/time.ts'), { spy: true });
 
@@ -38,7 +38,7 @@ describe('a download', () => {
   let transport: RegistryTransport;
 
   beforeEach(async () => {
-    folder = await mkdtemp(join(tmpdir(), 'berth-fetch-'));
+    folder = makeFolder();
     path = join(folder, 'disk');
     percents = [];
     asked = [];
@@ -60,7 +60,6 @@ describe('a download', () => {
     await transport.close();
     server.closeAllConnections();
     server.close();
-    await rm(folder, { recursive: true, force: true });
   });
 
   function answer({ headers }: IncomingMessage, response: ServerResponse): void {

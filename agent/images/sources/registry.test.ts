@@ -1,5 +1,4 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
@@ -11,6 +10,7 @@ import type { ImageRequest, CatalogEntry } from '../local/catalog.ts';
 import type { Import } from '../local/importing.ts';
 import { manifestId } from '../local/layout.ts';
 import { RegistryImage, type RegistryParts } from './registry.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 vi.mock('../layouts/index.ts');
 
@@ -29,7 +29,7 @@ describe('the search for content in images of this host', () => {
 
   beforeEach(async () => {
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
-    folder = await mkdtemp(join(tmpdir(), 'berth-registry-'));
+    folder = makeFolder();
     const chunk = { offset: 0, length: 512, rawDigest: 'sha256:raw', digest: 'sha256:packed', size: 9 };
     await writeChunkTable({ folder, disk: join(folder, 'disk') }, [chunk]);
     asked = new Map();
@@ -42,7 +42,6 @@ describe('the search for content in images of this host', () => {
 
   afterEach(async () => {
     vi.useRealTimers();
-    await rm(folder, { recursive: true });
   });
 
   function stored(registries: readonly string[]): CatalogEntry {

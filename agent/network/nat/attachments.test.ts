@@ -1,17 +1,13 @@
-import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readdir, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { beforeEach, expect, test } from 'vitest';
 import { AttachmentFiles } from './attachments.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 let directory: string;
 
-beforeEach(async () => {
-  directory = await mkdtemp(join(tmpdir(), 'attachments-'));
-});
-
-afterEach(async () => {
-  await rm(directory, { recursive: true });
+beforeEach(() => {
+  directory = makeFolder();
 });
 
 const MACHINE = { uid: 'vm', macAddress: '52:54:00:00:00:01', address: '10.213.0.20', tap: 'bt1', ports: [] };

@@ -1,12 +1,12 @@
 import { spawn } from 'node:child_process';
-import { chmod, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { chmod, readFile, rm, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { identify, isAlive, killByArgument } from '../../processes/process.ts';
 import type { Attachment } from './attachments.ts';
 import { Dnsmasq } from './dnsmasq.ts';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 /**
  * Program that the tests use in place of dnsmasq. It starts a process with the same arguments that waits at a pipe, and writes the pid of
@@ -24,7 +24,7 @@ let root: string;
 let directory: string;
 
 beforeEach(async () => {
-  root = await mkdtemp(join(tmpdir(), 'dnsmasq-'));
+  root = makeFolder();
   directory = join(root, 'run');
   await writeFile(join(root, 'dnsmasq'), PROGRAM);
   await chmod(join(root, 'dnsmasq'), 0o755);
@@ -35,7 +35,6 @@ afterEach(async () => {
   await dnsmasqFor([]).stop();
   await killByArgument(`--pid-file=${join(directory, 'dnsmasq.pid')}`);
   vi.unstubAllEnvs();
-  await rm(root, { recursive: true });
 });
 
 function dnsmasqFor(servers: readonly string[], resolvConf?: string): Dnsmasq {

@@ -1,12 +1,12 @@
 import { existsSync } from 'node:fs';
-import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import type { Link } from './devices.ts';
 import type { Repair } from './plan.ts';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import { Members, TapWatch } from './members.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const MACHINE = { uid: 'vm', macAddress: '52:54:00:00:00:01', address: '10.97.0.20', tap: 't', ports: [] };
 const PROGRAM = { uid: 'emulator', address: '10.97.1.20', device: 'd', exposedPort: 5555, ports: [] };
@@ -18,7 +18,7 @@ let root: string;
 let directory: string;
 
 beforeEach(async () => {
-  root = await mkdtemp(join(tmpdir(), 'members-'));
+  root = makeFolder();
   directory = join(root, 'network');
   await writeFile(join(root, 'conntrack'), CONNTRACK, { mode: 0o755 });
   vi.stubEnv('PATH', `${root}${delimiter}${process.env['PATH']}`);
@@ -26,7 +26,6 @@ beforeEach(async () => {
 
 afterEach(async () => {
   vi.unstubAllEnvs();
-  await rm(root, { recursive: true });
 });
 
 /** Returns the members that an agent reads at its start. */

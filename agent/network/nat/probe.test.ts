@@ -1,11 +1,11 @@
 import { Socket } from 'node:dgram';
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readFile, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { NatLayout } from './layout.ts';
 import { Probe } from './probe.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 /** Program that the tests use in place of unshare. It runs the command without a network namespace, on a port that the kernel chooses. */
 const UNSHARE = `#!/bin/sh
@@ -32,7 +32,7 @@ case "$command" in "$(cat "$0.fails")"*) exit 1;; esac
 let root: string;
 
 beforeEach(async () => {
-  root = await mkdtemp(join(tmpdir(), 'probe-'));
+  root = makeFolder();
   await writeFile(join(root, 'unshare'), UNSHARE, { mode: 0o755 });
   await writeFile(join(root, 'ip'), IP, { mode: 0o755 });
   vi.stubEnv('PATH', `${root}${delimiter}${process.env['PATH']}`);
@@ -40,7 +40,6 @@ beforeEach(async () => {
 
 afterEach(async () => {
   vi.unstubAllEnvs();
-  await rm(root, { recursive: true });
 });
 
 function layout(): NatLayout {

@@ -1,13 +1,13 @@
 import { createHash } from 'node:crypto';
-import { chmod, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { chmod, mkdir, readFile, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { run } from '../../../base/exec.ts';
 import { DOWNLOAD } from './download.ts';
 import { TOOL_GROUPS, type ToolGroup } from './tools.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const PROGRAM = '#!/bin/sh\necho v1\n';
 
@@ -18,7 +18,7 @@ let site: string;
 let files: Map<string, string | Buffer>;
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-download-'));
+  folder = makeFolder();
   files = new Map();
   server = createServer((request, response) => {
     const content = files.get(request.url ?? '');
@@ -31,7 +31,6 @@ beforeEach(async () => {
 afterEach(async () => {
   server.closeAllConnections();
   server.close();
-  await rm(folder, { recursive: true, force: true });
 });
 
 function sha256(content: string | Buffer): string {

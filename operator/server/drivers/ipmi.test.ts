@@ -1,10 +1,10 @@
 /** Outputs of ipmitool 1.8.19 at controllers in several states, as it wrote them. */
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { createDriver } from './create.ts';
 import type { PowerDriver } from './driver.ts';
+import { makeFolder } from '../../../test/support/folder.ts';
 
 const CREDENTIALS = { username: 'berth', password: 'pass-word' };
 /** Lines of each session with `-v`. */
@@ -15,14 +15,13 @@ const NO_SESSION = 'Error: Unable to establish IPMI v2 / RMCP+ session\n';
 let folder: string;
 const path = process.env['PATH'];
 
-beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-ipmi-'));
+beforeEach(() => {
+  folder = makeFolder();
   process.env['PATH'] = `${folder}:${path}`;
 });
 
 afterEach(async () => {
   process.env['PATH'] = path;
-  await rm(folder, { recursive: true });
 });
 
 /** Replaces ipmitool with a program that writes this. */
