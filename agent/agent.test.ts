@@ -1,9 +1,12 @@
+import { writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
 import { expect, test, vi } from 'vitest';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { type HostParts, runAgent, takeUpWork } from './agent.ts';
+import { createParts, type HostParts, runAgent, takeUpWork } from './agent.ts';
 import { HostUnfitError } from './fitness.ts';
 import { configSchema } from './config.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 test('a driver that cannot check the host is logged with its stack, and is named when no other driver can run', async () => {
   const config = configSchema.parse({
@@ -33,4 +36,23 @@ test('without an API server, the work on Pods begins too, because the agent must
   void takeUpWork({ keeper: { start: () => known }, pods, kubelet }, signal);
   expect(pods.start).toHaveBeenCalledWith(signal, known);
   expect(kubelet.hasJoined).toBe(false);
+});
+
+test('a fault of the folder of the image storage does not keep the agent from starting', async () => {
+  const folder = makeFolder();
+  // The mode of this folder cannot be set, as that of a folder on a faulty file server.
+  await writeFile(join(folder, 'file'), '');
+  const config = configSchema.parse({
+    nodeName: 'host',
+    dataDirectory: join(folder, 'data'),
+    address: '127.0.0.1',
+    bootstrapKubeconfig: '/nowhere/kubeconfig',
+    network: { driver: 'user' },
+    images: { storageFolder: join(folder, 'file', 'storage') },
+  });
+  const lines: string[] = [];
+  const logger = pino({ level: 'error' }, { write: (line: string) => void lines.push(line) });
+  const { images } = await createParts(config, logger);
+  expect(images.images()).toEqual([]);
+  await expect.poll(() => lines.join('')).toContain('ENOTDIR');
 });

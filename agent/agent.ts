@@ -1,4 +1,4 @@
-/** Assembles the agent: identity, network, kubelet endpoints, Node, Pods, Lease and certificates. */
+/** Assembles the agent: drivers, images, identity, network, kubelet endpoints, Node, Pods, Lease and certificates. */
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -10,22 +10,22 @@ import { Authorizer } from '../kube/serving/authorization.ts';
 import { KubeClient } from '../kube/client.ts';
 import { EventRecorder } from '../kube/events.ts';
 import { Transport } from '../kube/transport.ts';
-import type { AgentConfig } from './config.ts';
+import { type AgentConfig, portRules } from './config.ts';
 import { EmulatorOffers } from './node/emulators.ts';
 import { freeDisk } from './disks/freedisk.ts';
 import { fitDrivers, runtimeVersion } from './fitness.ts';
 import type { DriverOfVMs } from './drivers/driver.ts';
 import { folderBytes } from './disks/diskio.ts';
-import type { Publisher } from './images/publisher.ts';
-import type { ImageStore } from './images/store.ts';
+import { Publisher } from './images/publisher.ts';
+import { type ImageStore, HostImageStore } from './images/store.ts';
 import { machineAccess, podsIn } from './kubelet/targets.ts';
 import { ResourceMetrics } from './kubelet/resources.ts';
 import { KubeletServer } from './kubelet/server.ts';
-import type { MachineUsers } from './processes/users.ts';
+import { type MachineUsers, hypervisorUsers, machineUsers } from './processes/users.ts';
 import type { Network, NetworkReport } from './network/network.ts';
 import { servingCertificate } from './identity/certificates.ts';
 import { keepCertificates } from './identity/rotation.ts';
-import { hostFacts } from './node/facts.ts';
+import { hostFacts, nativeArchitecture } from './node/facts.ts';
 import { joinAgain, takeIdentity } from './identity/identity.ts';
 import { NodeKeeper, NodeLease } from './node/keeper.ts';
 import { allocatable } from './node/node.ts';
@@ -43,9 +43,16 @@ import {
   skippedSecrets,
   storageKeyring,
 } from './pods/secrets.ts';
-import type { RecordStore } from './pods/records.ts';
+import { RecordStore } from './pods/records.ts';
 import { TaskRunner } from './tasks/runner.ts';
 import { taskWork } from './tasks/work.ts';
+import { Proxies } from '../base/proxy.ts';
+import { createMetrics } from '../kube/metrics.ts';
+import { EmulatorDriver } from './drivers/emulator/driver.ts';
+import { QemuDriver } from './drivers/qemu/driver.ts';
+import { seedPages } from './seed/seed.ts';
+import { hostFile, ownRoot } from './processes/ownroot.ts';
+import { createNetwork } from './networkdriver.ts';
 
 /**
  * Time limit for sending the last Events. These Events give the reasons why machines ended. The limit is short, because a kubelet allows
@@ -295,4 +302,75 @@ function slotsOf(keeper: NodeKeeper): number | undefined {
 function forwardAddress(config: AgentConfig): string {
   const { hostAddress } = config.network;
   return hostAddress === undefined || hostAddress === '0.0.0.0' ? config.address : hostAddress;
+}
+
+/** Creates the agent's parts that run machines on this host. The configuration determines these parts. */
+export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
+  const { dataDirectory, architecture } = config;
+  const metrics = createMetrics();
+  const records = new RecordStore(join(dataDirectory, 'pods'));
+  const users = await machineUsers(config.machines.users, records.list(), logger);
+  const proxies = new Proxies(process.env);
+  if (proxies.describe().length > 0) {
+    logger.info(
+      { proxies: proxies.describe() },
+      'Registries and web servers of images are reached through a proxy',
+    );
+  }
+  const images = await HostImageStore.open({
+    dataDirectory,
+    architecture: architecture ?? nativeArchitecture(),
+    ...config.images,
+    proxies,
+    clusterCIDRs: config.clusterCIDRs,
+    ownAddresses: [config.address],
+    reader: users?.reader,
+    metrics,
+    logger: logger.child({ part: 'images' }),
+  });
+  const log = logger.child({ part: 'qemu' });
+  const machineRoot = await ownRoot({ dataDirectory, logger: log });
+  const publisher = new Publisher({
+    registries: images.registries,
+    storageFolder: config.images.storageFolder,
+  });
+  // The start does not wait for this folder, because its file server can be down. Each write to the folder protects the folder again.
+  publisher.protectFolder().catch((error: unknown) => {
+    logger.error({ err: error }, 'The mode of the folder of the image storage could not be set');
+  });
+  return {
+    metrics,
+    users,
+    records,
+    drivers: [
+      new QemuDriver({
+        dataDirectory,
+        architecture,
+        logger: log,
+        readers: users?.reader.gid,
+        ownRoot: machineRoot,
+      }),
+    ],
+    emulators: new EmulatorDriver({
+      dataDirectory,
+      sdk: config.emulator?.sdk,
+      program: config.emulator?.program,
+      architecture,
+      logger: logger.child({ part: 'emulator' }),
+      ownRoot: machineRoot,
+    }),
+    images,
+    publisher,
+    network: createNetwork(config.network, {
+      dataDirectory,
+      nodeAddress: config.address,
+      ports: portRules(config),
+      clusterCIDRs: config.clusterCIDRs,
+      metadata: seedPages(join(dataDirectory, 'machines')),
+      machineUsers:
+        process.getuid?.() === 0 ? hypervisorUsers(config.machines.users, records.list()) : undefined,
+      resolvConf: machineRoot === undefined ? undefined : await hostFile('/etc/resolv.conf'),
+      logger: logger.child({ part: 'network' }),
+    }),
+  };
 }

@@ -11,14 +11,13 @@ import { ConfigError } from '../base/config.ts';
 import { programLogger } from '../base/log.ts';
 import { surviveRejections } from '../kube/program.ts';
 import { keepReserve } from '../base/files.ts';
-import { runAgent } from './agent.ts';
+import { runAgent, createParts } from './agent.ts';
 import { loadConfig } from './config.ts';
 import { HostUnfitError } from './fitness.ts';
 import { rememberOwner } from './owner.ts';
 import { LockedError, lockDataDirectory } from './processes/lock.ts';
 import { UserRangeError } from './processes/users.ts';
 import { JoinError } from './identity/identity.ts';
-import { createParts } from './parts.ts';
 
 const EXIT_FAILURE = 1;
 /** Exit code for a wrong configuration or command line. A restart does not help until a person corrects the mistake. */

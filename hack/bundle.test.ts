@@ -2,7 +2,7 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { bundleInto } from './bundle.ts';
-import { bundleCommand } from './cli/bundle.ts';
+import { bundleCommand } from './cli/executable.ts';
 import { makeFolder } from '../test/support/folder.ts';
 
 const ROOT = join(import.meta.dirname, '..');

@@ -27,7 +27,7 @@ import { createAuthority, issue } from './cluster/authority.ts';
 import { freePort } from './cluster/ports.ts';
 import { startProcess } from './cluster/processes.ts';
 import { checkTools } from './cluster/toolchain/toolchain.ts';
-import { planRedfishEmulator } from './python/redfish.ts';
+import { planRedfishEmulator } from './python/install.ts';
 
 const NAME = 'demo';
 const NAMESPACE = 'platform-default';

@@ -29,7 +29,7 @@ import { Downloads, DOWNLOADS } from './images/downloads.ts';
 import { Uploads, UPLOADS } from './images/uploads.ts';
 import { Deploys } from './vms/deploy.ts';
 import { WaitingRequests } from './http/waiting.ts';
-import { createPower } from './power/port.ts';
+import { createPower } from './power/handler.ts';
 import { addDocumentationRoutes } from './documentation.ts';
 import { addEmulatorRoutes } from './emulators.ts';
 import { addImageCacheRoutes } from './imagecache/routes.ts';

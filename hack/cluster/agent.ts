@@ -1,19 +1,19 @@
 /** Runs a host's agent in its own process, for the demo and the tests. */
 import { listFolders } from '../../base/files.ts';
-import { readFileSync, writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync, mkdirSync, renameSync } from 'node:fs';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
 import { stateFile as emulatorFile } from '../../agent/drivers/emulator/files.ts';
 import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/processes/process.ts';
 import { NODES } from '../../kube/core.ts';
-import { FROM_SOURCES } from '../cache.ts';
+import { FROM_SOURCES, cacheDirectory } from '../cache.ts';
 import { waitFor } from '../wait.ts';
-import { keepPlatforms, lendPlatforms } from './platforms.ts';
 import { isAlive, type ProcessRecord, startProcess, stopProcess } from './processes.ts';
 import type { Cluster } from './cluster.ts';
+import { isMissing, undefinedIfSync } from '../../base/errors.ts';
 
-export interface AgentOptions {
+interface AgentOptions {
   /** Name of the Node, and of the agent's files. */
   nodeName: string;
   /** Sections that replace those of the agent's configuration. */
@@ -175,4 +175,39 @@ export async function deleteAllVMs(cluster: Cluster): Promise<void> {
       timeoutMilliseconds: MACHINE_END_MILLISECONDS * 2,
     },
   );
+}
+
+const PLATFORMS_FILE = 'platforms.json';
+/** Mode with which an agent makes its data directory. */
+const DATA_MODE = 0o711;
+
+/**
+ * Gives a new agent what an earlier agent of this machine has found out about QEMU, because it takes seconds to try the accelerators. Each
+ * agent checks by a key in the file whether the machine is still the same.
+ */
+export function lendPlatforms(dataDirectory: string): void {
+  const text = readPlatforms(cacheDirectory());
+  if (text !== undefined) {
+    writePlatforms(dataDirectory, text);
+  }
+}
+
+/** Keeps for later agents what this agent has found out, if both architectures work. Otherwise a later agent tries them again. */
+export function keepPlatforms(dataDirectory: string): void {
+  const text = readPlatforms(dataDirectory);
+  if (text !== undefined && ['amd64', 'arm64'].every((name) => text.includes(`"architecture":"${name}"`))) {
+    writePlatforms(cacheDirectory(), text);
+  }
+}
+
+function readPlatforms(folder: string): string | undefined {
+  return undefinedIfSync(isMissing, () => readFileSync(join(folder, PLATFORMS_FILE), 'utf8'));
+}
+
+/** Replaces the file. Several processes can do this at the same time, so each needs a temporary file of its own. */
+function writePlatforms(folder: string, text: string): void {
+  mkdirSync(folder, { recursive: true, mode: DATA_MODE });
+  const temporary = join(folder, `${PLATFORMS_FILE}.${process.pid}`);
+  writeFileSync(temporary, text, { mode: 0o600 });
+  renameSync(temporary, join(folder, PLATFORMS_FILE));
 }

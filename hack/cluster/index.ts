@@ -1,4 +1,7 @@
-/** Starts and stops Kubernetes clusters for the demo, the tests and the benchmark, on any machine. */
+/**
+ * Starts and stops Kubernetes clusters for the demo, the tests and the benchmark, on any machine, with Berth's kinds, policies, namespaces and
+ * rights.
+ */
 import { existsSync } from 'node:fs';
 import { mkdir, readdir, rm, rmdir } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
@@ -6,8 +9,7 @@ import { codeOf } from '../../base/errors.ts';
 import { Cluster, type ClusterOptions } from './cluster.ts';
 import { removeGroups, removeNetworks, unmountBelow } from './leftovers.ts';
 import { startControlPlane } from './controlplane.ts';
-import { install, uninstall } from './install.ts';
-import { kubectlFor } from './kubectl.ts';
+import { kubectlFor, type Kubectl } from './kubectl.ts';
 import { bringUpNodes, type NodeCluster, type NodeClusterOptions } from './nodes/cluster.ts';
 import { removeNamespaces } from './nodes/network.ts';
 import {
@@ -30,6 +32,8 @@ import {
 } from './state.ts';
 import { resolveTools, type Tools } from './toolchain/toolchain.ts';
 import { keepUsedRights } from './usedrights.ts';
+import { execFile } from 'node:child_process';
+import { promisify } from 'node:util';
 
 export type { NodeCluster } from './nodes/cluster.ts';
 export type { ClusterNode } from './nodes/node.ts';
@@ -201,4 +205,66 @@ async function sweep(folder: string): Promise<void> {
       await remove(join(folder, name));
     }
   }
+}
+
+const ROOT = join(import.meta.dirname, '..', '..');
+const FILES = join(ROOT, 'charts', 'berth', 'files');
+const MUTATING_POLICIES = join(FILES, 'mutatingpolicies');
+/** Time limit until the API server serves new kinds. It takes a second, and several on a busy machine. */
+const ESTABLISHED_SECONDS = 60;
+/** Highest DPI that the committed CRDs allow. CRDs for the other maximum are generated. */
+const COMMITTED_DPI_MAXIMUM = 240;
+
+interface InstallOptions {
+  directory: string;
+  displayDpiMaximum: 240 | 320;
+}
+
+/** Applies all objects and resolves when the kinds can be used. It can be repeated. */
+async function install(kubectl: Kubectl, options: InstallOptions): Promise<void> {
+  const crds = await crdDirectory(options);
+  const files = manifests(crds);
+  await kubectl(['apply', '--server-side', '--force-conflicts', ...files]);
+  if (await servesMutatingPolicies(kubectl)) {
+    await kubectl(['apply', '--server-side', '--force-conflicts', `--filename=${MUTATING_POLICIES}`]);
+  }
+  await kubectl(['wait', '--for=condition=Established', `--timeout=${ESTABLISHED_SECONDS}s`, '-f', crds]);
+}
+
+/** Removes all objects again, and the simulated hosts. */
+async function uninstall(kubectl: Kubectl): Promise<void> {
+  await kubectl(['delete', 'nodes', '--selector=berth.dev/simulated=true', '--ignore-not-found']);
+  if (await servesMutatingPolicies(kubectl)) {
+    await kubectl(['delete', '--ignore-not-found', `--filename=${MUTATING_POLICIES}`]);
+  }
+  await kubectl(['delete', '--ignore-not-found', ...manifests(join(ROOT, 'crds')).toReversed()]);
+}
+
+/** Returns whether the API server has the version of MutatingAdmissionPolicies that Kubernetes has from 1.36 on. */
+async function servesMutatingPolicies(kubectl: Kubectl): Promise<boolean> {
+  const { stdout } = await kubectl(['get', '--raw', '/apis/admissionregistration.k8s.io/v1']);
+  return stdout.includes('"mutatingadmissionpolicies"');
+}
+
+/** Returns arguments for kubectl. Objects come before the objects that need them. */
+function manifests(crds: string): string[] {
+  const rbac = join(FILES, 'rbac');
+  const harness = join(import.meta.dirname, 'harness.yaml');
+  return [join(rbac, 'namespaces.yaml'), rbac, crds, join(FILES, 'policies'), harness].map(
+    (path) => `--filename=${path}`,
+  );
+}
+
+async function crdDirectory(options: InstallOptions): Promise<string> {
+  if (options.displayDpiMaximum === COMMITTED_DPI_MAXIMUM) {
+    return join(ROOT, 'crds');
+  }
+  const output = join(options.directory, 'crds');
+  const args = [
+    join(ROOT, 'hack', 'generate.ts'),
+    '--display-dpi-maximum',
+    String(options.displayDpiMaximum),
+  ];
+  await promisify(execFile)(process.execPath, [...args, '--output', output], { cwd: ROOT });
+  return output;
 }

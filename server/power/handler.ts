@@ -1,22 +1,29 @@
-/** Answers requests to the power API: who sent it, what it asks for, and the answer in the forms of the promise. */
-import type { IncomingHttpHeaders, IncomingMessage, ServerResponse } from 'node:http';
+/**
+ * The power API: a port of its own in the program of the HTTP API. It answers requests: who sent it, what it asks for, and the answer in the
+ * forms of the promise.
+ */
+import type { IncomingHttpHeaders, IncomingMessage, ServerResponse, Server } from 'node:http';
 import type { Socket } from 'node:net';
 import type { Logger } from 'pino';
 import { Counter, Gauge, type Registry } from 'prom-client';
 import { isUnreachable } from '../../kube/errors.ts';
 import { keepConnection } from '../../kube/serving/connections.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
-import { reply } from '../../kube/serving/httpserver.ts';
+import { reply, createServer, type Handler } from '../../kube/serving/httpserver.ts';
 import { UnreadAnswers } from '../http/answers.ts';
 import { OwnRefusalError } from '../http/errors.ts';
-import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
-import type { PowerActions } from './actions.ts';
-import { type PowerCaller, type PowerCallers, SignInError } from './callers.ts';
-import type { PowerDocumentation } from './documentation.ts';
-import { type Inventory, serverRecord } from './inventory.ts';
-import type { Lockouts } from './lockouts.ts';
+import { WaitEnd, WaitingRequests } from '../http/waiting.ts';
+import { PowerActions, Occupants } from './actions.ts';
+import { type PowerCaller, PowerCallers, SignInError, PasswordUsers } from './callers.ts';
+import { PowerDocumentation } from './documentation.ts';
+import { Inventory, serverRecord } from './inventory.ts';
+import { Lockouts, SharedFailures } from './lockouts.ts';
 import { parsePowerTarget, partsOfTarget, type PowerTarget } from './path.ts';
-import type { RequestSources } from './source.ts';
+import { RequestSources } from './source.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { Authorizer } from '../../kube/serving/authorization.ts';
+import type { ServerConfig } from '../config.ts';
+import { Passwords, PasswordThread } from './passwords.ts';
 
 /** Answer to a successful action. It has four letters and no line end. */
 const TRUE = 'True';
@@ -26,7 +33,7 @@ const CHALLENGES = ['Basic realm="Berth", charset="UTF-8"', 'Bearer realm="Berth
 /** Number of seconds after which a client should try again when too much is under way, or when the API server does not answer. */
 const RETRY_AFTER_SECONDS = 5;
 
-export interface PowerHandlerOptions {
+interface PowerHandlerOptions {
   readonly logger: Logger;
   readonly sources: RequestSources;
   readonly lockouts: Lockouts;
@@ -44,7 +51,7 @@ interface Answer {
   readonly type?: string;
 }
 
-export class PowerHandler {
+class PowerHandler {
   readonly #o: PowerHandlerOptions;
   readonly #unread = new UnreadAnswers();
 
@@ -209,7 +216,7 @@ function refuseUnasked(headers: IncomingHttpHeaders): void {
  */
 const SILENCE_MILLISECONDS = 30_000;
 /** Largest number of such connections. Others are closed at once, the oldest first. */
-const CONNECTIONS = 1_000;
+const SILENT_CONNECTIONS = 1_000;
 
 export class SilentConnections {
   readonly #open = new Set<Socket>();
@@ -226,7 +233,7 @@ export class SilentConnections {
       this.#open.delete(socket);
     });
     const [oldest] = this.#open;
-    if (oldest !== undefined && this.#open.size > CONNECTIONS) {
+    if (oldest !== undefined && this.#open.size > SILENT_CONNECTIONS) {
       this.#open.delete(oldest);
       oldest.destroy();
     }
@@ -236,7 +243,7 @@ export class SilentConnections {
 type PowerMetrics = ReturnType<typeof powerMetrics>;
 
 /** Declares the metrics. `lockedSources` and `waitingChecks` return the present numbers. */
-export function powerMetrics(
+function powerMetrics(
   registry: Registry,
   { lockedSources, waitingChecks }: { lockedSources: () => number; waitingChecks: () => number },
 ) {
@@ -271,5 +278,87 @@ export function powerMetrics(
       help: 'Sources that this replica of the power API has locked out',
       registers,
     }),
+  };
+}
+
+/** Largest number of connections. A thousand of them can be without an answer, and the rest is for callers. */
+const CONNECTIONS = 2_048;
+/** Largest number of actions that wait for their controllers at the same time. */
+const WAITING_ACTIONS = 512;
+/** Limits for the questions about callers. Each request asks about its caller, and strangers can send tokens too. */
+const KNOWN_CALLERS = { answers: 8_192, questions: 8, waiting: 512 };
+const STRANGERS = { answers: 8_192, questions: 4, waiting: 128 };
+
+interface PowerOptions {
+  /** Client with the identity of the HTTP API. */
+  readonly client: KubeClient;
+  readonly config: ServerConfig;
+  readonly logger: Logger;
+  readonly metrics: Registry;
+}
+
+interface PowerPort {
+  /** The server, which does not listen yet. */
+  readonly server: Server;
+  /** Requests that wait for a controller. When their waits end, the actions themselves go on. */
+  readonly waiting: WaitingRequests;
+  /** Starts to watch. The API answers with 503 until everything is read. */
+  start(signal: AbortSignal): void;
+  /** Returns the reason why the API cannot answer requests yet, or undefined. */
+  unready(): string | undefined;
+}
+
+/** Creates the power API with all its parts. No connection is open yet. */
+export function createPower({ client, config, logger, metrics }: PowerOptions): PowerPort {
+  const { power, namespaces } = config;
+  const own = { client, logger, namespace: namespaces.system };
+  const shared = new SharedFailures({ ...own, rules: power.lockout });
+  const users = new PasswordUsers(own);
+  const inventory = new Inventory(client, logger);
+  const thread = new PasswordThread(logger);
+  const passwords = new Passwords(thread);
+  const authorizers = {
+    known: new Authorizer(client, KNOWN_CALLERS),
+    strangers: new Authorizer(client, STRANGERS),
+  };
+  const lockouts: Lockouts = new Lockouts(power.lockout, shared, () => counted.lockouts.inc());
+  const counted = powerMetrics(metrics, {
+    lockedSources: () => lockouts.size,
+    waitingChecks: () => passwords.waiting,
+  });
+  const waiting = new WaitingRequests(WAITING_ACTIONS);
+  const occupants = new Occupants(client, authorizers.known);
+  const handler = new PowerHandler({
+    logger,
+    sources: new RequestSources(power.trustedProxies),
+    lockouts,
+    silent: new SilentConnections(),
+    callers: new PowerCallers({ authorizers, passwords, users }),
+    inventory,
+    actions: new PowerActions({ client, inventory, occupants }),
+    waiting,
+    documentation: new PowerDocumentation(),
+    metrics: counted,
+  });
+  const handle = async (...[request, response]: Parameters<Handler>) =>
+    await handler.handle(request, response);
+  const options = { logger, connections: CONNECTIONS };
+  const server = config.http.tls
+    ? createServer(handle, { ...options, tls: {} })
+    : createServer(handle, options);
+  let isReady = false;
+  return {
+    server,
+    waiting,
+    start: (signal) => {
+      signal.addEventListener('abort', () => void thread.stop());
+      Promise.all([inventory.start(signal), users.start(signal), shared.start(signal)]).then(
+        () => {
+          isReady = true;
+        },
+        () => undefined,
+      );
+    },
+    unready: () => (isReady ? undefined : 'the Servers and users of the power API are not read yet'),
   };
 }

@@ -4,7 +4,7 @@ import { mkdirSync, writeFileSync } from 'node:fs';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { bundleCommand } from '../../hack/cli/bundle.ts';
+import { bundleCommand } from '../../hack/cli/executable.ts';
 import { StartedProgram } from './startedprogram.ts';
 
 export interface CommandResult {

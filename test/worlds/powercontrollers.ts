@@ -12,7 +12,7 @@ import type { ServerController } from '../../api/v1alpha1/server.ts';
 import { type Authority, issue } from '../../hack/cluster/authority.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { type ProcessPlan, signalProcess, startProcess, stopProcess } from '../../hack/cluster/processes.ts';
-import { planRedfishEmulator } from '../../hack/python/redfish.ts';
+import { planRedfishEmulator } from '../../hack/python/install.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { createKey } from '../../kube/certificates/certificate.ts';
 import { createDriver } from '../../operator/server/drivers/create.ts';

@@ -13,7 +13,7 @@ import { makeDocuments, type SeedFiles, writeSeedFiles } from '../../agent/seed/
 import type { GuestArchitecture } from '../../hack/guest.ts';
 import { machineDocument } from '../fixtures/machines.ts';
 import { guestFile } from '../fixtures/images.ts';
-import { keepPlatforms, lendPlatforms } from '../../hack/cluster/platforms.ts';
+import { keepPlatforms, lendPlatforms } from '../../hack/cluster/agent.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../../hack/wait.ts';
 

@@ -5,7 +5,7 @@ import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import { run } from '../../../base/exec.ts';
-import { DOWNLOAD } from './download.ts';
+import { DOWNLOAD } from './toolchain.ts';
 import { TOOL_GROUPS, type ToolGroup } from './tools.ts';
 import { makeFolder } from '../../../test/support/folder.ts';
 
