@@ -1,15 +1,14 @@
 /**
- * Deploys a VM: follows it until it runs, then keeps it, or deletes it after a failure. Until the end, the VM has the annotation
- * `berth.dev/answer-by`. If the process that deploys it ends before that, the operator deletes the VM because of this annotation, because
- * nobody might know the name of the VM.
+ * Deploys a VM: follows it until it runs, then keeps it, or deletes it after a failure. Until the end, the VM has a time in
+ * `spec.aliveUntil`. If the process that deploys it ends before that, the operator deletes the VM at this time, because nobody might know
+ * the name of the VM.
  */
 import { conditionOf } from '../api/http/conditions.ts';
 import type { VMDeployQuery } from '../api/http/vm.ts';
 import { statusOfPhase } from '../api/http/vmitem.ts';
-import { ANSWER_BY_ANNOTATION } from '../api/v1alpha1/names.ts';
 import type { Reason } from '../api/v1alpha1/reasons.ts';
 import { VMS } from '../api/v1alpha1/resources.ts';
-import type { VM } from '../api/v1alpha1/vm.ts';
+import type { VM, VMSpec } from '../api/v1alpha1/vm.ts';
 import { undefinedIf } from '../base/errors.ts';
 import { pause } from '../base/time.ts';
 import type { KubeClient } from '../kube/client.ts';
@@ -43,8 +42,8 @@ const OUT_OF_TIME: Reason = 'DeployTimeout';
 const LEARNING_MILLISECONDS = 1_000;
 
 /**
- * Time in milliseconds between the time limit of a deployment and the time in the annotation `berth.dev/answer-by`. It is longer than the
- * usual difference between the clocks of the operator and of the process that deploys. Otherwise the operator could delete the VM too early.
+ * Time in milliseconds between the time limit of a deployment and the end of the VM's life. It is longer than the usual difference between
+ * the clocks of the operator and of the process that deploys. Otherwise the operator could delete the VM too early.
  */
 const ANSWER_MILLISECONDS = 60_000;
 
@@ -59,6 +58,8 @@ interface Deployment {
   /** Connections for the watch of the VM. */
   readonly watches: Transport;
   readonly wanted: DeployGoal;
+  /** Value of `spec.aliveUntil` that the VM has after its deployment. If it is undefined, the VM has no such time. */
+  readonly aliveUntil: string | undefined;
   readonly signal: AbortSignal;
   /** Function that keeps only the fields that the caller needs. */
   readonly trim?: (vm: VM) => VM;
@@ -66,20 +67,25 @@ interface Deployment {
   readonly onVersion?: (vm: VM) => void;
 }
 
-/** Returns the value of the annotation `berth.dev/answer-by` for a deployment of so many minutes, in milliseconds since 1970. */
-export function answerByIn(minutes: number): number {
-  return Date.now() + minutes * 60_000 + ANSWER_MILLISECONDS;
+/**
+ * Returns the new VM with a life that ends soon after its deployment, which takes at most so many minutes. If the VM has an earlier time, it
+ * keeps this time.
+ */
+export function withDeployLife<T extends { readonly spec: VMSpec }>(vm: T, minutes: number): T {
+  const end = new Date(Date.now() + minutes * 60_000 + ANSWER_MILLISECONDS);
+  const { aliveUntil } = vm.spec;
+  const isEarlier = aliveUntil !== undefined && Date.parse(aliveUntil) <= end.getTime();
+  return isEarlier ? vm : { ...vm, spec: { ...vm.spec, aliveUntil: end.toISOString() } };
 }
 
 /**
- * Follows the VM until it runs, and then removes the annotation `berth.dev/answer-by`, so that the operator does not delete the VM.
- * `latest` receives the last known version of the VM.
+ * Follows the VM until it runs, and then keeps it. `latest` receives the last known version of the VM.
  *
  * @throws ActionError when the VM will not run, or is deleted; ApiError when the API server refuses; the signal's reason when it aborts.
  */
 export async function untilDeployed(latest: { vm: VM }, deployment: Deployment): Promise<VM> {
   await untilRunning(latest, deployment);
-  return await keep(deployment.client, latest.vm, deployment.signal);
+  return await keep(deployment.client, latest.vm, deployment);
 }
 
 async function untilRunning(
@@ -103,13 +109,17 @@ async function untilRunning(
 }
 
 /**
- * Removes the annotation `berth.dev/answer-by`, so that the operator does not delete the VM. Returns the new version of the VM. Repeats the
- * request while the API server does not answer, because the VM already runs and must not be deleted for this.
+ * Replaces the end of the VM's life during its deployment by `aliveUntil`, so that the operator does not delete the VM. Returns the new
+ * version of the VM. Repeats the request while the API server does not answer, because the VM already runs and must not be deleted for this.
  *
  * @throws ActionError when somebody has deleted the VM; ApiError; CredentialError; the signal's reason when the signal aborts.
  */
-export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Promise<VM> {
-  const patch = { metadata: { uid: vm.metadata.uid, annotations: { [ANSWER_BY_ANNOTATION]: null } } };
+export async function keep(
+  client: KubeClient,
+  vm: VM,
+  { aliveUntil = null, signal }: { aliveUntil?: string | null | undefined; signal: AbortSignal },
+): Promise<VM> {
+  const patch = { metadata: { uid: vm.metadata.uid }, spec: { aliveUntil } };
   const write = async () => await client.mergePatch<VM>(VMS, refOf(vm), patch, { signal });
   const kept = await undefinedIf((error) => isNotFound(error) || isConflict(error), repeated(write, signal));
   if (kept === undefined || kept.metadata.deletionTimestamp !== undefined) {

@@ -124,6 +124,7 @@ const SINGLE = {
   systemSerial: 'SERIAL-0001',
   timeout: 30,
   terminationGracePeriodSeconds: 0,
+  aliveUntil: '2030-01-01T00:00:00Z',
   activeDeadlineSeconds: 3600,
   ttlSecondsAfterFinished: 0,
   vmMetadata: { job: '42' },
@@ -131,7 +132,7 @@ const SINGLE = {
 } as const;
 
 function shownVM(body: object): object {
-  const made = vmOf(vmDeployBody(240).parse(body), { namespace: 'platform-a' });
+  const made = vmOf(vmDeployBody(240).parse(body), 'platform-a');
   return vmDetailsSchema.parse(JSON.parse(JSON.stringify(vmDetails(made as VM)))).request;
 }
 

@@ -1,6 +1,6 @@
 /** Turns requests for VMs and VM configs into their objects and back, for the HTTP API and the `berth` command. */
 import { VM_FIELD_ROWS, type VMField } from '../v1alpha1/fields.ts';
-import { ANSWER_BY_ANNOTATION, DEFAULT_VM_NAME } from '../v1alpha1/names.ts';
+import { DEFAULT_VM_NAME } from '../v1alpha1/names.ts';
 import { gibibytesOf, quantityOf } from '../v1alpha1/quantity.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';
 import type { VMConfigSpec } from '../v1alpha1/vmconfig.ts';
@@ -18,21 +18,14 @@ const TIMEOUT_MINUTES = 10;
 /** Why nobody chooses the drivers of a machine, as on another platform. */
 export const DRIVERS_BY_HOST = 'The hosts choose the drivers of machines by themselves';
 
-/**
- * Returns the VM for the body of a deployment. The API server chooses the last characters of a generated name. `answerBy` is the time until
- * which the caller waits for the answer, in milliseconds since 1970. It is undefined if nobody waits.
- */
-export function vmOf(
-  body: VMDeployBody,
-  { namespace, answerBy }: { namespace: string; answerBy?: number | undefined },
-): UnsavedVM {
+/** Returns the VM for the body of a deployment. The API server chooses the last characters of a generated name. */
+export function vmOf(body: VMDeployBody, namespace: string): UnsavedVM {
   const { name = DEFAULT_VM_NAME, labels } = body;
   return {
     metadata: {
       namespace,
       ...(isNamed(body) ? { name } : { generateName: `${name}-` }),
       ...(labels === undefined ? {} : { labels }),
-      annotations: answerBy === undefined ? {} : { [ANSWER_BY_ANNOTATION]: new Date(answerBy).toISOString() },
     },
     spec: specOf(body),
   };

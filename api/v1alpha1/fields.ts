@@ -325,6 +325,14 @@ export const VM_FIELDS = {
       'seconds that the guest gets for its shutdown when the VM is deleted',
     ],
   },
+  aliveUntil: {
+    type: 'time',
+    description:
+      'Time after which the operator deletes the VM, whatever its phase. A program that needs the VM moves this time later before it is over. It can be set when the VM is created, and can later only be moved later or removed.',
+    isMutable: true,
+    http: 'aliveUntil',
+    flag: ['--alive-until <time>', 'RFC 3339 time after which the VM is deleted'],
+  },
   activeDeadlineSeconds: {
     type: 'integer',
     description:

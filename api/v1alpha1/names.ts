@@ -218,12 +218,6 @@ export const GIVE_UP_PREFIX = 'give-up_';
 export const ADOPTIONS = 'berth-adoptions';
 
 /**
- * Annotation of a VM while the client that deployed the VM waits for an answer. Its value is the RFC 3339 time until which the client
- * waits. When the client gets the answer, it removes the annotation. If the annotation still exists after this time, the operator deletes
- * the VM, because perhaps nobody knows that the VM exists.
- */
-export const ANSWER_BY_ANNOTATION = 'berth.dev/answer-by';
-/**
  * Annotation of an object. Its value is the name of the user who created the object. An admission policy lets users write only their own
  * name, and refuses every later change of the annotation.
  */

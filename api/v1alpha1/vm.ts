@@ -33,6 +33,14 @@ const DISK_GROWS: CelRule = {
   fieldPath: '.diskSize',
 };
 
+/** CEL rule: nobody can shorten the life of a VM. Users who may change a VM but not delete it could otherwise delete it in this way. */
+const LIFE_ENDS_LATER: CelRule = {
+  rule: '!has(oldSelf.aliveUntil) || !has(self.aliveUntil) || self.aliveUntil >= oldSelf.aliveUntil',
+  message: 'aliveUntil can only be moved later or removed',
+  reason: 'FieldValueForbidden',
+  fieldPath: '.aliveUntil',
+};
+
 /** Returns the schema of a VM's spec. `dpiMaximum` is the largest allowed DPI of the display. */
 function vmSpec(dpiMaximum: DisplayDpiMaximum) {
   const fixed = VM_FIELD_ROWS.filter(({ isMutable }) => !isMutable).map(({ name }) => name);
@@ -45,6 +53,7 @@ function vmSpec(dpiMaximum: DisplayDpiMaximum) {
         PORTS_NEED_NAT,
         ONE_USER_DATA,
         DISK_GROWS,
+        LIFE_ENDS_LATER,
         ...immutable(...fixed),
       ),
     );

@@ -189,7 +189,7 @@ it('makes the VM of the flags', () => {
     activeDeadlineSeconds: 3600,
     ttlSecondsAfterFinished: 0,
   } as const;
-  const { metadata, spec } = vmFrom(bodyOf('mac', flags), flags, { namespace: 'platform-a' });
+  const { metadata, spec } = vmFrom(bodyOf('mac', flags), flags, 'platform-a');
   expect(metadata).toMatchObject({ name: 'mac', namespace: 'platform-a' });
   expect(JSON.parse(JSON.stringify(spec))).toEqual({
     image: 'sonoma',

@@ -1,15 +1,13 @@
 /**
  * Deploys VMs. If a deployment fails, the command deletes the VM, because a script might not know the name of the VM. Until the deployment
- * ends, the VM has the annotation `berth.dev/answer-by`. With this annotation, the operator deletes the VM if the command is killed during
- * the deployment.
+ * ends, the VM has a time in `spec.aliveUntil`. At this time, the operator deletes the VM if the command is killed during the deployment.
  */
 import { join } from 'node:path';
 import { InvalidArgumentError } from 'commander';
-import { answerByIn, discard, lateMessage, untilDeployed } from '../../actions/deploy.ts';
+import { discard, lateMessage, untilDeployed, withDeployLife } from '../../actions/deploy.ts';
 import { conditionOf } from '../../api/http/conditions.ts';
 import { timeoutMinutes, vmOf } from '../../api/http/vmspec.ts';
 import { DEPLOY_MINUTES_MAXIMUM } from '../../api/v1alpha1/fields.ts';
-import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { isImageReference } from '../../api/v1alpha1/reference.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -110,16 +108,9 @@ function checkKeys({ sshKey = [], noSshKey = false }: Pick<DeployFlags, 'sshKey'
   }
 }
 
-/**
- * Returns the VM that the flags describe. `answerBy` is a time in milliseconds since the epoch. The operator deletes the VM at this time if
- * the deployment has not ended before.
- */
-export function vmFrom(
-  body: VMDeployBody,
-  flags: DeployFlags,
-  where: { namespace: string; answerBy?: number },
-): ReturnType<typeof vmOf> {
-  const vm = vmOf(body, where);
+/** Returns the VM that the flags describe. */
+export function vmFrom(body: VMDeployBody, flags: DeployFlags, namespace: string): ReturnType<typeof vmOf> {
+  const vm = vmOf(body, namespace);
   return { ...vm, spec: { ...vm.spec, ...tableValues(flags) } };
 }
 
@@ -263,7 +254,7 @@ export async function create(
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     const sshKey = await keysFor(terminal, globals, cluster, flags);
-    const wanted = vmFrom(body, { ...flags, sshKey }, { namespace });
+    const wanted = vmFrom(body, { ...flags, sshKey }, namespace);
     const vm = await createVM(cluster, wanted, terminal.signal);
     await print(terminal, globals.output, listingOf(VM_KIND, [vm]));
   });
@@ -280,18 +271,14 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
   const minutes = timeoutMinutes(body);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
-    const answerBy = answerByIn(minutes);
     const late = AbortSignal.timeout(minutes * 60_000);
     const signal = AbortSignal.any([terminal.signal, late]);
     if (node !== undefined) {
       await requireHost(cluster, node, signal);
     }
     const sshKey = await keysFor(terminal, globals, cluster, flags);
-    const created = await createVM(
-      cluster,
-      vmFrom(body, { ...flags, sshKey }, { namespace, answerBy }),
-      signal,
-    );
+    const vm = vmFrom(body, { ...flags, sshKey }, namespace);
+    const created = await createVM(cluster, withDeployLife(vm, minutes), signal);
     const latest = { vm: created };
     const progress = progressLine(terminal);
     const estimate = estimator();
@@ -300,6 +287,7 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
       latest.vm = await untilDeployed(latest, {
         ...cluster,
         wanted: { waitFor: flags.waitFor ?? 'running' },
+        aliveUntil: vm.spec.aliveUntil,
         signal,
         onVersion: (vm) => {
           progress.show(formatLine(vm, estimate));
@@ -364,12 +352,12 @@ async function requireHost(cluster: UserCluster, name: string, signal: AbortSign
 
 /** Deletes the VM, and returns a sentence about the result. Never rejects. */
 async function removeFailed({ client }: UserCluster, vm: VM): Promise<string> {
-  const { name, annotations = {} } = vm.metadata;
+  const { name } = vm.metadata;
   try {
     await discard(client, vm, AbortSignal.timeout(LAST_WRITE_MILLISECONDS));
     return `VM ${name} was deleted`;
   } catch (error) {
-    return `VM ${name} could not be deleted (${described(error).message}). The operator deletes it at ${annotations[ANSWER_BY_ANNOTATION]}`;
+    return `VM ${name} could not be deleted (${described(error).message}). The operator deletes it at ${vm.spec.aliveUntil}`;
   }
 }
 

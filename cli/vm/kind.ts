@@ -68,6 +68,7 @@ function pageOf(vm: VM, command: string): PageLine[] {
     ['Ready', ready && [ready.status, ready.message].filter(Boolean).join(': ')],
     ['Failure', status.failure?.message],
     ['Age', age(metadata.creationTimestamp)],
+    ['Alive until', vm.spec.aliveUntil],
     ['Host', [item.node, item.ip && `at ${item.ip}`].filter(Boolean).join(' ')],
     ...accessLines(vm, command),
     ['Image', [item.image, status.image?.digest].filter(Boolean).join(' ')],

@@ -14,7 +14,7 @@ import { type PodBackedOptions, PodBackedReconciler } from '../podbacked/reconci
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { isBetweenPods, successorOf } from './adoption.ts';
 import { untilNextDeadline } from './deadlines.ts';
-import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
+import { recordDoubledIdentity, recordNotRenewed, recordTransition } from './events.ts';
 import { gatherFacts, lostPlacement, type VMFacts } from './facts.ts';
 import type { VMMetrics } from './metrics.ts';
 import {
@@ -300,9 +300,9 @@ export class VMReconciler extends PodBackedReconciler<VM, ObservedVM, VMFacts, V
         this.#tellResize(observed);
         break;
       case 'deleteVM':
-        if (write.unansweredSince !== undefined) {
-          metrics.unanswered(observed.vm);
-          recordUnanswered(recorder, observed.vm, write.unansweredSince);
+        if (write.aliveUntil !== undefined) {
+          metrics.notRenewed(observed.vm);
+          recordNotRenewed(recorder, observed.vm, write.aliveUntil);
         }
         break;
       default:

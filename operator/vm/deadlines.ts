@@ -1,6 +1,5 @@
 /** Computes the next deadline of a VM. At this time, the VM must be reconciled, even if no object changes. */
 import type { Pod } from '../../kube/core.ts';
-import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { startsAgain } from './declared.ts';
@@ -15,7 +14,7 @@ export function untilNextDeadline(observed: ObservedVM, facts: VMFacts): number 
   const { now } = observed;
   const moments = [
     finishedAndDue(observed),
-    answerBy(observed),
+    aliveUntil(observed),
     nextDeadline(observed, facts)?.at,
     lostAt(observed),
     standingRefusal(observed)?.retryAt,
@@ -37,19 +36,14 @@ export function finishedAndDue(observed: ObservedVM): number | undefined {
     : finishedAt + ttlSecondsAfterFinished * 1000;
 }
 
-const ANSWER_BY = timestamp('Time until which the client that deployed the VM waits for an answer.');
+const ALIVE_UNTIL = timestamp('Time after which the VM is deleted.');
 
 /**
- * Returns the time until which the client that deployed the VM waits for an answer, in milliseconds since the epoch. After this time, the
- * operator deletes the VM. The client writes the time into an annotation. The result is undefined if the annotation is missing, or if its
- * value is not a time. Usually admission refuses a value that is not a time.
+ * Returns the time after which the VM is deleted, in milliseconds since the epoch. The result is undefined if the VM has no such time, or if
+ * the value is not a time. Admission refuses a value that is not a time.
  */
-export function answerBy({ vm }: ObservedVM): number | undefined {
-  const text = vm.metadata.annotations?.[ANSWER_BY_ANNOTATION];
-  if (text === undefined) {
-    return undefined;
-  }
-  const { success, data } = ANSWER_BY.safeParse(text);
+export function aliveUntil({ vm }: ObservedVM): number | undefined {
+  const { success, data } = ALIVE_UNTIL.safeParse(vm.spec.aliveUntil);
   return success ? Date.parse(data) : undefined;
 }
 

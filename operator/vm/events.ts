@@ -51,12 +51,12 @@ export function recordDoubledIdentity(
 }
 
 /**
- * Records an Event: the operator deleted the VM, because the client that deployed it did not get the answer in time. `milliseconds` is the
- * time until which the client waited, in milliseconds since the epoch.
+ * Records an Event: the operator deleted the VM, because nobody prolonged its life. `milliseconds` is the end of this life, in
+ * milliseconds since the epoch.
  */
-export function recordUnanswered(recorder: Recorder, vm: VM, milliseconds: number): void {
-  const message = `The VM was deleted, because the client that deployed the VM did not receive the answer before ${timestamp(milliseconds)}. Deploy the VM again`;
-  recorder.event(vm, warning('DeployUnanswered', 'Ending', message));
+export function recordNotRenewed(recorder: Recorder, vm: VM, milliseconds: number): void {
+  const message = `The VM was deleted, because nobody moved its spec.aliveUntil later before ${timestamp(milliseconds)}`;
+  recorder.event(vm, warning('NotRenewed', 'Ending', message));
 }
 
 /** Returns the Event about an attempt that the operator gave up. Only the Event keeps the reason, because the Pod is deleted soon. */

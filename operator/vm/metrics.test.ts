@@ -84,11 +84,11 @@ describe('events of VMs', () => {
     const failed = { phase: 'Failed', failure: { reason: 'PortTaken', message: '', time: '' } } as const;
     for (const namespace of ['a', 'b']) {
       metrics.observe(vm(namespace, 1, {}), { phase: 'Starting' }, failed, NOW);
-      metrics.unanswered(vm(namespace, 1, {}));
+      metrics.notRenewed(vm(namespace, 1, {}));
     }
     metrics.forget('a');
     expect(await lines('vm_namespace="a"')).toEqual([]);
-    for (const name of ['failed_total', 'unanswered_total', 'transition_seconds_sum']) {
+    for (const name of ['failed_total', 'not_renewed_total', 'transition_seconds_sum']) {
       expect(await lines(name)).toHaveLength(1);
     }
   });

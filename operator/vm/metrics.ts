@@ -34,7 +34,7 @@ export interface VMView {
 export class VMMetrics {
   readonly #transitions: Histogram<'vm_namespace' | 'phase'>;
   readonly #failures: Counter<'vm_namespace' | 'reason'>;
-  readonly #unanswered: Counter<'vm_namespace'>;
+  readonly #notRenewed: Counter<'vm_namespace'>;
 
   constructor(registry: Registry, view: VMView) {
     const registers = [registry];
@@ -66,17 +66,17 @@ export class VMMetrics {
       labelNames: ['vm_namespace', 'reason'] as const,
       registers,
     });
-    this.#unanswered = new Counter({
-      name: 'berth_vms_unanswered_total',
-      help: 'VMs that were deleted because the client that deployed them did not get the answer in time (annotation berth.dev/answer-by)',
+    this.#notRenewed = new Counter({
+      name: 'berth_vms_not_renewed_total',
+      help: 'VMs that were deleted because nobody moved the time in spec.aliveUntil later',
       labelNames: ['vm_namespace'] as const,
       registers,
     });
   }
 
-  /** Counts a VM that was deleted because the client that deployed it did not get the answer in time. */
-  unanswered({ metadata }: VM): void {
-    this.#unanswered.inc({ vm_namespace: metadata.namespace ?? '' });
+  /** Counts a VM that was deleted because nobody prolonged its life. */
+  notRenewed({ metadata }: VM): void {
+    this.#notRenewed.inc({ vm_namespace: metadata.namespace ?? '' });
   }
 
   /** Updates the metrics after a status was written. `now` is in milliseconds since the epoch. */
@@ -97,7 +97,7 @@ export class VMMetrics {
   forget(vm_namespace: string): void {
     Object.keys(VM_PHASES).forEach((phase) => this.#transitions.remove({ vm_namespace, phase }));
     Object.keys(REASONS).forEach((reason) => this.#failures.remove({ vm_namespace, reason }));
-    this.#unanswered.remove({ vm_namespace });
+    this.#notRenewed.remove({ vm_namespace });
   }
 }
 

@@ -1,6 +1,5 @@
 import { describe, expect, it } from 'vitest';
 import {
-  ANSWER_BY_ANNOTATION,
   DESIRED_ANNOTATION,
   MACHINE_ANNOTATION,
   MACHINE_CONTAINER,
@@ -24,20 +23,20 @@ const FACTS: VMFacts = {
 };
 const UNTIL = '2030-01-01T01:00:00Z';
 
-/** Returns a running VM with the annotation, at `now`. */
-function observed(answerBy: string, now: string): ObservedVM {
+/** Returns a running VM with this life, at `now`. */
+function observed(aliveUntil: string, now: string): ObservedVM {
   const vm = {
-    metadata: { name: 'x', annotations: { [ANSWER_BY_ANNOTATION]: answerBy } },
-    spec: {},
+    metadata: { name: 'x' },
+    spec: { aliveUntil },
     status: { firstRunningTime: FACTS.firstRunningTime },
   };
   return { vm, config: parseConfig({}, 'test'), now: Date.parse(now) } as unknown as ObservedVM;
 }
 
-describe('a VM whose deployer waits for an answer', () => {
+describe('a VM whose life nobody prolongs', () => {
   it('is deleted once the time has passed, although it runs', () => {
     const [write] = finish(observed(UNTIL, UNTIL), FACTS).writes;
-    expect(write).toEqual({ kind: 'deleteVM', unansweredSince: Date.parse(UNTIL) });
+    expect(write).toEqual({ kind: 'deleteVM', aliveUntil: Date.parse(UNTIL) });
   });
 
   it('stays until then, and is looked at again at that time', () => {

@@ -18,7 +18,7 @@ import {
   vncSecretName,
 } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import { answerBy, finishedAndDue } from './deadlines.ts';
+import { aliveUntil, finishedAndDue } from './deadlines.ts';
 import { isAbandoned, isReleasable, toRemember } from './abandoned.ts';
 import { awaitedOn, type Desired, SHORTEST_GRACE_SECONDS } from '../../api/v1alpha1/machine.ts';
 import { isReady } from '../host/observe.ts';
@@ -66,10 +66,10 @@ export type VMWrite =
   /** Stores MAC addresses of abandoned machines on the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   /**
-   * A DELETE that fails if the VM has changed since it was read. `unansweredSince` is set if the client that deployed the VM did not get
-   * the answer in time. Its value is the time until which the client waited, in milliseconds since the epoch.
+   * A DELETE that fails if the VM has changed since it was read, for example because somebody has just prolonged its life. `aliveUntil` is
+   * set if the life of the VM is over. Its value is the end of that life, in milliseconds since the epoch.
    */
-  | { readonly kind: 'deleteVM'; readonly unansweredSince?: number };
+  | { readonly kind: 'deleteVM'; readonly aliveUntil?: number };
 
 type StepResult = PodBackedStepResult<VMWrite>;
 /** A step of a VM. */
@@ -96,13 +96,13 @@ function ensureFinalizer({ vm }: ObservedVM): StepResult {
 const NAT_FAILURE: Reason = 'NATSelfHealFailed';
 
 /**
- * Deletes a VM if the client that deployed it did not get the answer in time. Also deletes an ended VM: after a NAT failure immediately,
- * and in other cases when its TTL is over. This step uses only facts that the API server has stored.
+ * Deletes a VM whose life is over because nobody has prolonged it. Also deletes an ended VM: after a NAT failure immediately, and in other
+ * cases when its TTL is over. This step uses only facts that the API server has stored.
  */
 export function finish(observed: ObservedVM, _facts: VMFacts): StepResult {
-  const until = answerBy(observed);
+  const until = aliveUntil(observed);
   if (until !== undefined && observed.now >= until) {
-    return waitFor('the VM to go', { kind: 'deleteVM', unansweredSince: until });
+    return waitFor('the VM to go', { kind: 'deleteVM', aliveUntil: until });
   }
   const due = finishedAndDue(observed);
   const over = due !== undefined && observed.now >= due;

@@ -1,6 +1,5 @@
 import { expect, it } from 'vitest';
 import { vmDeployBody, vmDeployQuery } from '../../api/http/vm.ts';
-import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { VM_DIALECT } from '../dialect/fields.ts';
 import { normalizeBody, translateBody } from '../http/bodies.ts';
 import { vmOf } from '../../api/http/vmspec.ts';
@@ -9,7 +8,7 @@ const SCHEMA = vmDeployBody(240);
 
 function vm(body: object) {
   const read = translateBody(body, VM_DIALECT).body;
-  return vmOf(SCHEMA.parse(normalizeBody(SCHEMA, read)), { namespace: 'platform-a' });
+  return vmOf(SCHEMA.parse(normalizeBody(SCHEMA, read)), 'platform-a');
 }
 
 it('makes the fields of a VM, from keys of any letter case', () => {
@@ -33,7 +32,7 @@ it('makes the fields of a VM, from keys of any letter case', () => {
     labels: { job: '42' },
   };
   expect(vm(body)).toEqual({
-    metadata: { namespace: 'platform-a', name: 'mac', labels: { job: '42' }, annotations: {} },
+    metadata: { namespace: 'platform-a', name: 'mac', labels: { job: '42' } },
     spec: {
       image: 'ghcr.io/berth/base:26',
       cpu: 4,
@@ -80,13 +79,6 @@ it('warns of a field that other platforms have and that has no effect, unless it
   expect(warnings).toEqual([
     'netboost has no effect. The hosts choose the drivers of machines by themselves',
   ]);
-});
-
-it('notes until when the answer is taken', () => {
-  const body = SCHEMA.parse({ vmConfig: 'c' });
-  const annotations = { [ANSWER_BY_ANNOTATION]: '2026-11-23T12:00:00.000Z' };
-  const answerBy = Date.parse('2026-11-23T12:00:00Z');
-  expect(vmOf(body, { namespace: 'platform-a', answerBy }).metadata.annotations).toEqual(annotations);
 });
 
 it('gives a guest its keys, user data, disk and readiness', () => {

@@ -1,6 +1,5 @@
 import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { ApiError } from '../../kube/errors.ts';
@@ -12,8 +11,8 @@ import { answerOf, keepOrDiscard, trimmed } from './deploy.ts';
 const TIME = '2030-01-01T00:11:00.000Z';
 const logger = pino({ level: 'silent' });
 const vm = {
-  metadata: { name: 'mac', namespace: 'ci', uid: 'u', annotations: { [ANSWER_BY_ANNOTATION]: TIME } },
-  spec: {},
+  metadata: { name: 'mac', namespace: 'ci', uid: 'u' },
+  spec: { aliveUntil: TIME },
 } as unknown as VM;
 const AWAY = Object.assign(new Error('connect ECONNREFUSED'), { code: 'ECONNREFUSED' });
 const UNAUTHORIZED = new ApiError('Unauthorized', { status: 401, reason: 'Unauthorized' });
@@ -98,23 +97,16 @@ it.each<[unknown, boolean, number, string]>([
 
 it('keeps only the fields that a waiting request needs', () => {
   const identity = { name: 'mac', namespace: 'ci', uid: 'u', resourceVersion: '7' };
-  const times = {
-    deletionTimestamp: '2030-01-01T00:00:00Z',
-    annotations: { [ANSWER_BY_ANNOTATION]: '2030-01-01T00:11:00.000Z' },
-  };
+  const metadata = { ...identity, deletionTimestamp: '2030-01-01T00:00:00Z' };
   const status = { phase: 'Cloning', conditions: [] };
-  const kept = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata: { ...identity, ...times }, status };
+  const spec = { aliveUntil: TIME, terminationGracePeriodSeconds: 7 };
+  const kept = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata, spec, status };
   const vm = {
     ...kept,
-    metadata: {
-      ...kept.metadata,
-      labels: { a: 'b' },
-      finalizers: ['c'],
-      annotations: { ...times.annotations, d: 'e' },
-    },
-    spec: { guestMetadata: { f: 'g' } },
+    metadata: { ...metadata, labels: { a: 'b' }, finalizers: ['c'], annotations: { d: 'e' } },
+    spec: { ...spec, guestMetadata: { f: 'g' } },
   } as VM;
-  expect(trimmed(vm)).toEqual({ ...kept, spec: {} });
+  expect(trimmed(vm)).toEqual(kept);
   expect(trimmed({ ...vm, metadata: identity, status: undefined } as unknown as VM).metadata).toEqual(
     identity,
   );

@@ -1,15 +1,14 @@
 /**
  * Deploys a VM and waits until it runs. If the deployment fails, the VM is deleted, because the caller might not know its name. While the
  * API server of Kubernetes does not answer, the request that keeps or deletes the VM is repeated. If it never succeeds, or if this process
- * ends before the answer, the operator deletes the VM at the time in the annotation `berth.dev/answer-by`.
+ * ends before the answer, the operator deletes the VM at the time in `spec.aliveUntil`.
  */
 import type { ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
-import { answerByIn, discard, keep, lateMessage, untilDeployed } from '../../actions/deploy.ts';
+import { discard, keep, lateMessage, untilDeployed, withDeployLife } from '../../actions/deploy.ts';
 import { ActionError } from '../../actions/error.ts';
 import type { VMDeployBody, VMDeployQuery } from '../../api/http/vm.ts';
 import { isNamed, timeoutMinutes, vmOf } from '../../api/http/vmspec.ts';
-import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { keepFields } from '../../kube/objects.ts';
@@ -46,8 +45,8 @@ export interface DeployRequest {
  * Returns the body with only the fields that a waiting request needs. A body can have a mebibyte, and the bodies of a thousand waiting
  * requests would not fit into the server's memory.
  */
-export function waitingBody({ name, shouldGenerateName, timeout }: VMDeployBody): VMDeployBody {
-  return { name, shouldGenerateName, timeout };
+export function waitingBody({ name, shouldGenerateName, timeout, aliveUntil }: VMDeployBody): VMDeployBody {
+  return { name, shouldGenerateName, timeout, aliveUntil };
 }
 
 export interface DeploysOptions {
@@ -70,7 +69,7 @@ export class Deploys {
 
   /** Creates the VM, but does not wait until it runs. @throws ApiError when the API server refuses. */
   async create({ caller, namespace, body }: DeployRequest): Promise<VM> {
-    return await createAs(caller.client, VMS, vmOf(body, { namespace }));
+    return await createAs(caller.client, VMS, vmOf(body, namespace));
   }
 
   /**
@@ -84,10 +83,9 @@ export class Deploys {
     const user = await caller.client.username();
     return await this.#options.waiting.run(response, { user, namespace }, async (end) => {
       const milliseconds = timeoutMinutes(request.body) * 60_000;
-      const answerBy = answerByIn(timeoutMinutes(request.body));
       const timer = setTimeout(() => end.abort(new WaitEnd('late')), milliseconds);
       try {
-        const vm = await createTrimmed(request, answerBy);
+        const vm = await createTrimmed(request);
         request.body = waitingBody(request.body);
         return await this.#answer(request, vm, end.signal);
       } finally {
@@ -108,30 +106,40 @@ export class Deploys {
     const latest = { vm: created };
     const whenFull = query.whenFull ?? (fullStatus === undefined ? 'wait' : 'fail');
     const wanted = { waitFor: query.waitFor, whenFull };
+    const { aliveUntil } = body;
     try {
-      return await untilDeployed(latest, { ...caller, wanted, signal, trim: trimmed });
+      return await untilDeployed(latest, { ...caller, wanted, aliveUntil, signal, trim: trimmed });
     } catch (error) {
       const stays = error instanceof WaitEnd && error.why === 'gone' && isNamed(body);
-      const isDeleted = await keepOrDiscard(caller.client, latest.vm, { error, stays, logger });
+      const isDeleted = await keepOrDiscard(caller.client, latest.vm, { error, stays, aliveUntil, logger });
       throw answerOf(error, latest.vm, { isDeleted, minutes: timeoutMinutes(body), fullStatus });
     }
   }
 }
 
 /** Creates the VM for a request that waits. A separate function does this, because {@link Deploys.deploy} would keep its variables in memory. */
-async function createTrimmed({ caller, namespace, body }: DeployRequest, answerBy: number): Promise<VM> {
-  return trimmed(await createAs(caller.client, VMS, vmOf(body, { namespace, answerBy })));
+async function createTrimmed({ caller, namespace, body }: DeployRequest): Promise<VM> {
+  const vm = withDeployLife(vmOf(body, namespace), timeoutMinutes(body));
+  return trimmed(await createAs(caller.client, VMS, vm));
+}
+
+interface Failure {
+  readonly error: unknown;
+  readonly stays: boolean;
+  /** Time until which the VM lives if it stays. If it is undefined, nothing ends its life. */
+  readonly aliveUntil?: string | undefined;
+  readonly logger: Logger;
 }
 
 /**
- * Ends a deployment that has failed: keeps the VM if `stays` is true, and deletes it otherwise. Resolves with true when the VM has been
+ * Ends a deployment that has failed: keeps the VM if `stays` is true, and deletes it otherwise. A VM that is kept gets `aliveUntil`. Resolves with true when the VM has been
  * kept or deleted, or no longer exists. Resolves with false when the request to the API server fails or takes too long. A request that
  * takes too long continues in the background.
  */
 export async function keepOrDiscard(
   client: KubeClient,
   vm: VM,
-  { error, stays, logger }: { error: unknown; stays: boolean; logger: Logger },
+  { error, stays, aliveUntil, logger }: Failure,
 ): Promise<boolean> {
   if (error instanceof ApiError && error.status === 401) {
     // No request is sent, because the API server no longer accepts the token.
@@ -139,7 +147,7 @@ export async function keepOrDiscard(
   }
   const signal = AbortSignal.timeout(LIMIT_MILLISECONDS);
   const write: Promise<unknown> = stays
-    ? keep(client, vm, signal)
+    ? keep(client, vm, { aliveUntil, signal })
     : repeated(async () => await discard(client, vm, signal), signal);
   const isWritten = write.then(
     () => true,
@@ -188,8 +196,7 @@ export function answerOf(
     : error;
 }
 
-function leftToOperator({ metadata }: VM): string {
-  const time = metadata.annotations?.[ANSWER_BY_ANNOTATION];
+function leftToOperator({ metadata, spec: { aliveUntil: time } }: VM): string {
   return time === undefined
     ? `VM ${metadata.name} was not deleted`
     : `The operator deletes VM ${metadata.name} at ${time}`;
@@ -199,16 +206,12 @@ function leftToOperator({ metadata }: VM): string {
  * Returns the VM with only the fields that a waiting request needs. A thousand VMs with all their labels would not fit into the server's
  * memory.
  */
-export function trimmed({ apiVersion, kind, metadata, status }: VM): VM {
-  const answerBy = metadata.annotations?.[ANSWER_BY_ANNOTATION];
+export function trimmed({ apiVersion, kind, metadata, spec, status }: VM): VM {
   return {
     apiVersion,
     kind,
-    metadata: {
-      ...keepFields(metadata, ['name', 'namespace', 'uid', 'resourceVersion', 'deletionTimestamp']),
-      ...(answerBy === undefined ? {} : { annotations: { [ANSWER_BY_ANNOTATION]: answerBy } }),
-    },
-    spec: {},
+    metadata: keepFields(metadata, ['name', 'namespace', 'uid', 'resourceVersion', 'deletionTimestamp']),
+    spec: keepFields(spec, ['aliveUntil', 'terminationGracePeriodSeconds']),
     ...(status === undefined ? {} : { status }),
   };
 }

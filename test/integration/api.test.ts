@@ -309,13 +309,14 @@ describe('an existing VM', () => {
     restartPolicy: 'Always',
     restartRequestedAt: '2026-01-01T00:00:00Z',
     revertRequestedAt: '2026-01-01T00:00:00+02:00',
+    aliveUntil: '2100-01-01T00:00:00-02:00',
     activeDeadlineSeconds: 60,
     ttlSecondsAfterFinished: 0,
   };
 
   beforeAll(async () => {
     for (const [vm, spec] of [
-      [name, { ...FIXED, diskSize: '10Gi' }],
+      [name, { ...FIXED, diskSize: '10Gi', aliveUntil: '2100-01-01T00:00:00Z' }],
       [other, { configRef: { name: 'config' }, ...FIXED_TOO }],
     ] as const) {
       await cluster.kubectl(['create', '-f', '-'], { input: object('VM', vm, spec) });
@@ -361,6 +362,12 @@ describe('an existing VM', () => {
   it.for<[string, Spec, ...string[]]>([
     ['a smaller disk', { diskSize: '9Gi' }, 'spec.diskSize', 'must not be reduced', '10Gi'],
     ['no disk size', { diskSize: null }, 'spec.diskSize', 'removed'],
+    [
+      'an earlier end of its life',
+      { aliveUntil: '2099-12-31T23:59:59Z' },
+      'spec.aliveUntil',
+      'only be moved later or removed',
+    ],
   ])('cannot get %s', async ([, spec, ...says]) => {
     await expectKept(name, spec, ...says);
   });

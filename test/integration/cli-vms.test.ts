@@ -1,7 +1,6 @@
 /** VMs by the command `berth`: the exact forms that integrations call, and each way in which a call can fail. */
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { IMAGES, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
@@ -96,7 +95,15 @@ describe('the forms that integrations call', () => {
 
   it('deploy with a generated name, before or after the flag, and with a name', async () => {
     const flags = ['--namespace', namespace, '--metadata', 'job=1,key=a=b,c', '--labels', 'job=1'];
-    const limits = ['--active-deadline-seconds', '3600', '--ttl-seconds-after-finished', '0'];
+    const UNTIL = '2100-01-01T00:00:00Z';
+    const limits = [
+      '--active-deadline-seconds',
+      '3600',
+      '--ttl-seconds-after-finished',
+      '0',
+      '--alive-until',
+      UNTIL,
+    ];
     const [[first], [second], [third]] = await Promise.all([
       json('vm', 'deploy', 'runner', '--config', CONFIG, '--generate-name', '-o', 'json', ...flags),
       json('vm', 'deploy', '--config', CONFIG, '--generate-name', 'node', '-o', 'json', ...limits),
@@ -119,10 +126,13 @@ describe('the forms that integrations call', () => {
     expect((await vms.get(second.name)).spec).toMatchObject({
       activeDeadlineSeconds: 3_600,
       ttlSecondsAfterFinished: 0,
+      aliveUntil: UNTIL,
     });
     const wrong = await berth('vm', 'create', 'wrong', '--config', CONFIG, '--active-deadline-seconds', '0');
     expect([wrong.code, wrong.err]).toEqual([1, expect.stringContaining('--active-deadline-seconds: ')]);
-    expect(metadata.annotations).not.toHaveProperty([ANSWER_BY_ANNOTATION]);
+    const never = await berth('vm', 'create', 'wrong', '--config', CONFIG, '--alive-until', 'soon');
+    expect([never.code, never.err]).toEqual([1, expect.stringContaining('--alive-until: ')]);
+    expect(spec.aliveUntil).toBeUndefined();
   });
 
   it('list VMs in each format', async () => {
@@ -236,7 +246,7 @@ describe('a deployment', () => {
   it('that fails deletes the VM and has the words of the hypervisor', async () => {
     const result = berth('vm', 'deploy', 'failing', '--image', IMAGE, '--node', 'bare');
     await bare.waitForPod({ namespace, name: 'failing' });
-    expect((await vms.get('failing')).metadata.annotations).toHaveProperty([ANSWER_BY_ANNOTATION]);
+    expect((await vms.get('failing')).spec.aliveUntil).toBeDefined();
     await bare.fail({ namespace, name: 'failing' }, 'StartFailed', 'qemu: no such \u001b[2Jaccelerator');
     const { code, out, err } = await result;
     expect([code, out]).toEqual([1, '']);

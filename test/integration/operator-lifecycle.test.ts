@@ -1,11 +1,6 @@
 import { createHash } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import {
-  ANSWER_BY_ANNOTATION,
-  DESIRED_ANNOTATION,
-  MACHINE_CONDITION,
-  SCALE_SET_LABEL,
-} from '../../api/v1alpha1/names.ts';
+import { DESIRED_ANNOTATION, MACHINE_CONDITION, SCALE_SET_LABEL } from '../../api/v1alpha1/names.ts';
 import { nodeVersion } from '../../api/v1alpha1/version.ts';
 import { NODES, PODS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
@@ -18,8 +13,8 @@ import { Emulators } from '../fixtures/emulatorobjects.ts';
 import { conditionOf, numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-/** Time in milliseconds for two requests to the API server, on a machine with other work. */
-const ANSWER_MILLISECONDS = 6_000;
+/** Life of VMs in milliseconds. It is long enough for a few requests to the API server, on a machine with other work. */
+const LIFE_MILLISECONDS = 6_000;
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -302,21 +297,25 @@ describe('a VM during its life', () => {
   });
 });
 
-describe('a VM whose deployer waits for an answer', () => {
-  it('is deleted if nobody takes the answer in time, and stays if somebody did', async () => {
-    const until = new Date(Date.now() + ANSWER_MILLISECONDS).toISOString();
-    await vms.createMany(['answered', 'unanswered'], {}, { [ANSWER_BY_ANNOTATION]: until });
-    const annotations = { [ANSWER_BY_ANNOTATION]: null };
-    await cluster.client().mergePatch(VMS, ref('answered'), { metadata: { annotations } });
-    await vms.waitUntilGone('unanswered');
-    expect(Date.now()).toBeGreaterThanOrEqual(Date.parse(until));
+describe('a VM with aliveUntil', () => {
+  it('is deleted at that time in every phase, unless somebody moves the time later or removes it', async () => {
+    const aliveUntil = new Date(Date.now() + LIFE_MILLISECONDS).toISOString();
+    const ended = ['left', 'left-pending', 'left-stopped'];
+    await vms.createMany(['answered', 'prolonged', 'left'], { aliveUntil });
+    await vms.create('left-pending', { aliveUntil, placement: { node: 'nowhere' } });
+    await vms.create('left-stopped', { aliveUntil, powerState: 'Stopped' });
+    await vms.patch('answered', { aliveUntil: null });
+    await vms.patch('prolonged', { aliveUntil: new Date(Date.now() + 3_600_000).toISOString() });
+    await Promise.all(ended.map(async (name) => await vms.waitUntilGone(name)));
+    expect(Date.now()).toBeGreaterThanOrEqual(Date.parse(aliveUntil));
     await waitFor('the Event to be shown', async () => {
       const { stdout } = await cluster.kubectl(['get', 'events', '-n', vms.namespace]);
-      return /Warning\s+DeployUnanswered\s+vm\/unanswered\s/.test(stdout);
+      return /Warning\s+NotRenewed\s+vm\/left\s/.test(stdout);
     });
-    const answered = await vms.waitForPhase('answered', 'Running');
-    expect(answered.metadata.deletionTimestamp).toBeUndefined();
-    const line = `berth_vms_unanswered_total{vm_namespace="${vms.namespace}"} 1`;
+    for (const name of ['answered', 'prolonged']) {
+      expect((await vms.waitForPhase(name, 'Running')).metadata.deletionTimestamp).toBeUndefined();
+    }
+    const line = `berth_vms_not_renewed_total{vm_namespace="${vms.namespace}"} ${ended.length}`;
     expect((await readMetrics(cluster, operator)).split('\n')).toContain(line);
   });
 

@@ -1,10 +1,17 @@
-/** Annotations of Berth's objects that admission policies protect, as a real API server decides. */
-import { randomBytes } from 'node:crypto';
+/** Annotations of Berth's objects and the life of VMs, which admission policies protect, as a real API server decides. */
+import { randomBytes, randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { ANSWER_BY_ANNOTATION, CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { IMAGE } from '../fixtures/vms.ts';
-import { admissionOf, AS_ADMIN, untilAllowed } from '../support/admission.ts';
+import {
+  admissionOf,
+  type As,
+  AS_ADMIN,
+  AS_OPERATOR,
+  OPERATOR_USER,
+  untilAllowed,
+} from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 
 const suffix = randomBytes(4).toString('hex');
@@ -20,8 +27,8 @@ beforeAll(async () => {
   cluster = await sharedCluster();
   await cluster.createNamespace(namespace);
   const role = ['create', 'rolebinding', 'author', '-n', namespace];
-  await cluster.kubectl([...role, '--clusterrole=edit', `--user=${AUTHOR}`]);
-  await untilAllowed(cluster, AS_AUTHOR, ['create', 'vms.berth.dev', '-n', namespace]);
+  await cluster.kubectl([...role, '--clusterrole=edit', `--user=${AUTHOR}`, `--user=${OPERATOR_USER}`]);
+  await untilAllowed(cluster, AS_OPERATOR, ['create', 'vms.berth.dev', '-n', namespace]);
 });
 
 afterAll(async () => {
@@ -75,21 +82,96 @@ describe('the author of an object', () => {
   });
 });
 
-describe('the time until which somebody takes the answer of a deployment', () => {
-  it.for(['', '0', 'soon', '2100-02-30T00:00:00Z', '2100-01-01 00:00:00Z', '2100-01-01T00:00:00z'])(
-    'is a time in RFC 3339, and not "%s"',
-    async (text) => {
-      await expectRefused(manifest('VM', 'x', { [ANSWER_BY_ANNOTATION]: text }), AS_AUTHOR);
-    },
-  );
+describe('the life of a VM', () => {
+  const POOL = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'VMPool',
+    name: 'warm',
+    uid: randomUUID(),
+    controller: true,
+  };
+  const OTHER_OWNER = { apiVersion: 'v1', kind: 'ConfigMap', name: 'x', uid: randomUUID() };
 
-  it('is set when the VM is created, and can later only be removed', async () => {
-    await expectCreated(manifest('VM', 'waits', { [ANSWER_BY_ANNOTATION]: UNTIL }), AS_AUTHOR);
-    const waits = ['vm', 'waits', '-n', namespace];
-    const says = 'only when the VM is created';
-    await expectChangeRefused(waits, { [ANSWER_BY_ANNOTATION]: '2100-01-01T00:00:00Z' }, says);
-    const removed = { metadata: { annotations: { [ANSWER_BY_ANNOTATION]: null } } };
-    expect(await patch(waits, AS_AUTHOR, removed)).toMatchObject({ code: 0 });
-    await expectChangeRefused(waits, { [ANSWER_BY_ANNOTATION]: UNTIL }, says);
+  function vm(name: string, spec: object, ownerReferences: object[] = []): string {
+    const metadata = { name, namespace, ownerReferences };
+    return JSON.stringify({
+      apiVersion: 'berth.dev/v1alpha1',
+      kind: 'VM',
+      metadata,
+      spec: { image: IMAGE, ...spec },
+    });
+  }
+
+  const target = (name: string) => ['vm', name, '-n', namespace];
+  const claim = (by: string, more: object = {}) => ({
+    metadata: {
+      ownerReferences: null,
+      labels: { 'berth.dev/claimed-from': POOL.name },
+      annotations: { 'berth.dev/claimed-by': by },
+      ...more,
+    },
+    spec: { aliveUntil: UNTIL },
+  });
+
+  async function expectPatched(name: string, body: object, says?: string, as: As = AS_AUTHOR): Promise<void> {
+    const { code, stderr } = await patch(target(name), as, body);
+    expect({ code, stderr }).toMatchObject(
+      says === undefined ? { code: 0 } : { code: 1, stderr: expect.stringContaining(says) },
+    );
+  }
+
+  it.for([
+    '',
+    '0',
+    'soon',
+    '2100-02-30T00:00:00Z',
+    '2100-01-01 00:00:00Z',
+    '2100-01-01T00:00:00z',
+    '2100-01-01T00:00:00,5Z',
+  ])('ends at a time in RFC 3339, and not at "%s"', async (aliveUntil) => {
+    const { code, stderr } = await cluster.kubectl(['create', ...AS_AUTHOR, '-f', '-'], {
+      input: vm('x', { aliveUntil }),
+      allowFailure: true,
+    });
+    expect({ code, stderr }).toMatchObject({ code: 1, stderr: expect.stringContaining('aliveUntil') });
+  });
+
+  it('begins with the VM, becomes longer or endless, and is never shortened or added', async () => {
+    await expectCreated(vm('held', { aliveUntil: UNTIL }), AS_AUTHOR);
+    await expectPatched(
+      'held',
+      { spec: { aliveUntil: '2099-12-31T23:59:59Z' } },
+      'can only be moved later or removed',
+    );
+    await expectPatched('held', { spec: { aliveUntil: '2100-01-02T00:00:00+01:00' } });
+    await expectPatched('held', { spec: { aliveUntil: null } });
+    await expectPatched('held', { spec: { aliveUntil: UNTIL } }, 'only when the VM is created or claimed');
+    await expectPatched(
+      'held',
+      { spec: { aliveUntil: UNTIL } },
+      'only when the VM is created or claimed',
+      AS_OPERATOR,
+    );
+  });
+
+  it('is set by a claim, which takes the VM out of its pool for ever', async () => {
+    await expectRefused(
+      vm('member', {}, [POOL]),
+      AS_AUTHOR,
+      'only the operator of Berth makes VMs of a VMPool',
+    );
+    await expectCreated(vm('member', {}, [POOL]), AS_OPERATOR);
+    const says = 'can only be removed as a whole';
+    await expectPatched('member', { spec: { aliveUntil: UNTIL } }, 'only when the VM is created or claimed');
+    await expectPatched('member', { metadata: { ownerReferences: null } }, says);
+    await expectPatched('member', claim('somebody-else'), says);
+    await expectPatched('member', claim(AUTHOR, { labels: { 'berth.dev/claimed-from': 'another' } }), says);
+    await expectPatched('member', { metadata: { ownerReferences: [{ ...POOL, controller: false }] } }, says);
+    await expectPatched('member', { metadata: { ownerReferences: [POOL, OTHER_OWNER] }, spec: { cpu: 3 } });
+    await expectPatched('member', claim(AUTHOR));
+    const back = { metadata: { ownerReferences: [POOL] } };
+    await expectPatched('member', back, 'no existing VM can become one');
+    await expectPatched('member', back, 'no existing VM can become one', AS_OPERATOR);
+    await expectPatched('member', { metadata: { ownerReferences: [OTHER_OWNER] } });
   });
 });

@@ -416,7 +416,6 @@ describe('the policies', () => {
       return own.every((policy) => policy.status?.typeChecking !== undefined) ? own : undefined;
     });
     expect(status.map((policy) => [policy.metadata.name, policy.status?.typeChecking])).toEqual([
-      ['berth-answer-by', {}],
       ['berth-bindings', {}],
       ['berth-created-by', {}],
       ['berth-custom-pods', {}],
@@ -433,6 +432,7 @@ describe('the policies', () => {
       ['berth-server-nodes', {}],
       ['berth-server-power', {}],
       ['berth-uninstall', {}],
+      ['berth-vm-life', {}],
     ]);
   });
 });

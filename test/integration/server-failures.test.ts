@@ -4,7 +4,6 @@
  */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
-import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { authenticationConfiguration } from '../../hack/authentication.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
@@ -19,8 +18,8 @@ import { CLIENT, IdentityProvider } from '../worlds/provider.ts';
 const namespace = 'platform-default';
 const NAMESPACE = `/api/v1/namespaces/${namespace}`;
 const PATH = `${NAMESPACE}/vms`;
-/** Time from a deployment with the shortest time limit to the time in its annotation, in seconds. */
-const ANSWER_BY_SECONDS = 120;
+/** Time from a deployment with the shortest time limit to the end of its VM's life, in seconds. */
+const LIFE_SECONDS = 120;
 /** Time after which the operator deletes the VM of a killed replica. The test kills the replica before, and lets the VM run. */
 const KILLED_SECONDS = 30;
 /** Life of the token that expires. The API server accepts it for 10 s more, and the HTTP API tries for 20 s to write with it. */
@@ -75,9 +74,9 @@ interface Replica {
   readonly process: ServerProcess['process'];
 }
 
-/** Starts a replica. With `answerBySeconds`, its clock is behind: after this time, its VMs with the shortest time limit are overdue. */
-async function startReplica(name: string, answerBySeconds = ANSWER_BY_SECONDS): Promise<Replica> {
-  const environment = clockBehind(ANSWER_BY_SECONDS - answerBySeconds);
+/** Starts a replica. With `lifeSeconds`, its clock is behind: after this time, its VMs with the shortest time limit are overdue. */
+async function startReplica(name: string, lifeSeconds = LIFE_SECONDS): Promise<Replica> {
+  const environment = clockBehind(LIFE_SECONDS - lifeSeconds);
   const replica = await cluster.startServer({ name, environment });
   replicas.push(replica);
   return { client: new HTTPClient(replica), process: replica.process };
@@ -112,10 +111,6 @@ async function bound(name: string, answer: Promise<HTTPAnswer>): Promise<VM> {
   return await vms.get(name);
 }
 
-function answerBy({ metadata }: VM): string | undefined {
-  return metadata.annotations?.[ANSWER_BY_ANNOTATION];
-}
-
 /** Acts as the agent for a VM that somebody deletes. */
 async function waitForEnd(name: string): Promise<void> {
   await bare.end({ namespace, name });
@@ -132,8 +127,8 @@ describe.concurrent('in the middle of a deployment', () => {
       deploy({ ...onBare, name: 'running', timeout: 1 }, { client }),
     ];
     const running = await bound('running', answers[1] as Promise<HTTPAnswer>);
-    const time = Date.parse(answerBy(running) ?? '');
-    const pendingTime = Date.parse(answerBy(await vms.get('pending')) ?? '');
+    const time = Date.parse(running.spec.aliveUntil ?? '');
+    const pendingTime = Date.parse((await vms.get('pending')).spec.aliveUntil ?? '');
     await process.kill('SIGKILL');
     expect((await Promise.allSettled(answers)).map(({ status }) => status)).toEqual(['rejected', 'rejected']);
     await bare.run({ namespace, name: 'running' });
@@ -151,7 +146,7 @@ describe.concurrent('in the middle of a deployment', () => {
     const { client } = await startReplica('expired', EXPIRED_SECONDS);
     const short = provider.forge('dev', { exp: Math.floor(Date.now() / 1000) + TOKEN_SECONDS });
     const answer = deploy({ ...onBare, name: 'expired', timeout: 1 }, { client, token: short });
-    const time = answerBy(await bound('expired', answer)) ?? '';
+    const time = (await bound('expired', answer)).spec.aliveUntil ?? '';
     const refused = await waitFor('the end of the token', async () => {
       const { status, headers } = await api.call(PATH, { token: short });
       return status === 401 && headers['www-authenticate'];
@@ -165,7 +160,7 @@ describe.concurrent('in the middle of a deployment', () => {
       'Unauthorized',
       `Unauthorized: the token is no longer valid. The operator deletes VM expired at ${time}`,
     ]);
-    expect(answerBy(await vms.get('expired'))).toBe(time);
+    expect((await vms.get('expired')).spec.aliveUntil).toBe(time);
     await client.close();
   });
 });
@@ -206,11 +201,15 @@ it('the API server is away: new requests get 503, and deployments that wait go o
     // The operator ends when it cannot renew its lease. Its Deployment starts it again.
     await operator.stopped;
   });
+  const aliveUntil = new Date().toISOString();
+  await vms.create('overdue', { aliveUntil, placement: { node: 'nowhere' } });
   operator = await cluster.startOperator();
   await bare.run({ namespace, name: 'patient' });
   expect([(await patient).status, (await patient).body]).toMatchObject([200, { name: 'patient' }]);
   await vms.waitUntilGone(unnamed.metadata.name);
-  await vms.waitForVM('known', 'to stay', (vm) => answerBy(vm) === undefined);
+  // Its life was over before this operator began.
+  await vms.waitUntilGone('overdue');
+  await vms.waitForVM('known', 'to stay', ({ spec }) => spec.aliveUntil === undefined);
   expect((await deploy({ ...onSimulated, name: 'after' })).status).toBe(200);
 });
 
@@ -223,5 +222,5 @@ it('at the end, somebody knows each VM', async () => {
     'known',
     'patient',
   ]);
-  expect(left.filter((vm) => answerBy(vm) !== undefined)).toEqual([]);
+  expect(left.filter(({ spec }) => spec.aliveUntil !== undefined)).toEqual([]);
 });

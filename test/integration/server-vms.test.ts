@@ -1,6 +1,6 @@
 /** Deployment of VMs over the HTTP API: each way in which a deployment can end, and the actions on a VM. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { ANSWER_BY_ANNOTATION, CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/program.ts';
@@ -79,7 +79,9 @@ async function onlyVM(prefix: string): Promise<VM> {
 
 describe('a deployment', () => {
   it('answers when the VM runs, keeps it, and names its owner', async () => {
-    const limits = { activeDeadlineSeconds: 3_600, ttlSecondsAfterFinished: 0 };
+    // The deployment has an earlier time until it is answered.
+    const aliveUntil = '2100-01-01T00:00:00Z';
+    const limits = { activeDeadlineSeconds: 3_600, ttlSecondsAfterFinished: 0, aliveUntil };
     const request = { ...simulated, ...limits, CPU: 2, memory: 4.8, labels: { job: '42' } };
     const { status, body } = await deploy(request);
     expect([status, body]).toMatchObject([200, { status: 'Running', memory: '4.80Gi' }]);
@@ -87,7 +89,6 @@ describe('a deployment', () => {
     const { metadata, spec } = await vms.get(body.name);
     expect(spec).toMatchObject(limits);
     expect(metadata.annotations?.[CREATED_BY_ANNOTATION]).toBe(`system:serviceaccount:${namespace}:dev`);
-    expect(metadata.annotations).not.toHaveProperty([ANSWER_BY_ANNOTATION]);
     expect(metadata.labels).toMatchObject({ job: '42' });
     const one = await api.call(`${PATH}/${body.name}`, { token });
     expect([one.status, one.body]).toMatchObject([200, { name: body.name, cpu: 2, node: body.node }]);
@@ -150,7 +151,7 @@ describe('a deployment', () => {
   it('answers at once with wait=false', async () => {
     const { status, body } = await deploy({ ...onBare, name: 'unwaited' }, '?wait=false');
     expect([status, body]).toMatchObject([202, { name: 'unwaited', status: 'Pending' }]);
-    expect((await vms.get('unwaited')).metadata.annotations).not.toHaveProperty([ANSWER_BY_ANNOTATION]);
+    expect((await vms.get('unwaited')).spec.aliveUntil).toBeUndefined();
   });
 });
 
@@ -158,8 +159,8 @@ describe('a client that is gone', () => {
   it('leaves no VM whose name the server chose', async () => {
     const client = new AbortController();
     const answer = deploy({ ...nowhere, name: 'nobody', shouldGenerateName: true }, '', client.signal);
-    const { metadata } = await onlyVM('nobody-');
-    expect(metadata.annotations).toHaveProperty([ANSWER_BY_ANNOTATION]);
+    const { metadata, spec } = await onlyVM('nobody-');
+    expect(spec.aliveUntil).toBeDefined();
     client.abort();
     await expect(answer).rejects.toThrow('aborted');
     await vms.waitUntilGone(metadata.name);
@@ -174,14 +175,14 @@ describe('a client that is gone', () => {
     const vm = await vms.waitForVM(
       'known',
       'the annotation to go',
-      ({ metadata }) => metadata.annotations?.[ANSWER_BY_ANNOTATION] === undefined,
+      ({ spec }) => spec.aliveUntil === undefined,
     );
     expect(vm.metadata.deletionTimestamp).toBeUndefined();
   });
 });
 
 describe('trouble in the middle of a deployment', () => {
-  it('a token that is no longer valid answers 401, and the VM keeps the time until which the answer is taken', async () => {
+  it('a token that is no longer valid answers 401, and the VM keeps the end of its life', async () => {
     const guest = await memberToken('guest');
     const answer = api.call(PATH, { method: 'POST', token: guest, body: { ...onBare, name: 'orphaned' } });
     await bound('orphaned', answer);
@@ -190,7 +191,7 @@ describe('trouble in the middle of a deployment', () => {
     await bare.run({ namespace, name: 'orphaned' });
     const { status, body } = await answer;
     expect([status, body.message]).toEqual([401, expect.stringContaining('Unauthorized')]);
-    expect((await vms.get('orphaned')).metadata.annotations).toHaveProperty([ANSWER_BY_ANNOTATION]);
+    expect((await vms.get('orphaned')).spec.aliveUntil).toBeDefined();
   });
 
   it('a server that stops answers 503 and leaves no VM', async () => {
@@ -331,5 +332,5 @@ it('an API server that is away in the middle of a deployment only delays the ans
     return true;
   });
   expect((await answer).body).toMatchObject({ name: 'patient', status: 'Running' });
-  expect((await vms.get('patient')).metadata.annotations).not.toHaveProperty([ANSWER_BY_ANNOTATION]);
+  expect((await vms.get('patient')).spec.aliveUntil).toBeUndefined();
 });

@@ -137,12 +137,12 @@ export const FAILURES = {
     says: 'The VM or Emulator did not become Running within deployTimeoutSeconds after it got its host',
     todo: 'Look at the last message of the host. If the time was too short, set a larger deployTimeoutSeconds',
   },
-  DeployUnanswered: {
+  NotRenewed: {
     seen: { VM: ['Event'] },
     class: 'final',
     by: 'operator',
-    says: 'The client that deployed the VM did not receive the answer before the time in berth.dev/answer-by, so the VM was deleted',
-    todo: 'Deploy the VM again. If the deployment took too long, set a longer timeout',
+    says: 'Nobody moved the time in spec.aliveUntil later before it was over, so the VM was deleted. The program that needed the VM has probably ended',
+    todo: 'Create the VM again. If its deployment took too long, set a longer timeout',
   },
   AgentTooOld: {
     seen: { ...MACHINE_FAILURE, Image: ['Ready', 'Stalled', 'Event'] },
