@@ -1,7 +1,7 @@
 # Images of the operator and of the agent, one target each. `make images` makes their context (dist/image) and builds both.
 
 # Debian with Node.js 24 as /usr/local/bin/node. Pinned by digest, so that nobody can put another image under its tag.
-ARG BASE=docker.io/library/node:24-bookworm-slim@sha256:6f7b03f7c2c8e2e784dcf9295400527b9b1270fd37b7e9a7285cf83b6951452d
+ARG BASE=docker.io/library/node:24-trixie-slim@sha256:8ec5d7557396cfe32d21c3f9c13072355ceab22b584578ca4bb28af31120cffe
 # Debian's archive as it was at this moment: the same packages for everybody who builds. Empty: as it is today.
 ARG SNAPSHOT=20261115T000000Z
 
@@ -9,7 +9,7 @@ FROM ${BASE} AS base
 
 FROM base AS operator-files
 ARG SNAPSHOT
-COPY install-packages.sh libraries.sh operator-files.sh operator-packages.sh /tmp/
+COPY install-packages.sh left-out.sh libraries.sh operator-files.sh operator-packages.sh /tmp/
 RUN sh /tmp/install-packages.sh "$SNAPSHOT" $(sh /tmp/operator-packages.sh) && sh /tmp/operator-files.sh /files
 
 # Node.js and ipmitool with their libraries, the operator and the HTTP API: no shell, no package manager, nothing that is written to.
@@ -31,7 +31,7 @@ LABEL org.opencontainers.image.title="Berth operator" \
 # Root, since machines need taps, bridges, control groups and mounts; QEMU itself gives that up.
 FROM base AS agent
 ARG SNAPSHOT
-COPY agent-packages.sh install-packages.sh libraries.sh machine-files.sh /opt/berth/build/
+COPY agent-packages.sh install-packages.sh left-out.sh libraries.sh machine-files.sh /opt/berth/build/
 RUN sh /opt/berth/build/install-packages.sh "$SNAPSHOT" \
       $(sh /opt/berth/build/agent-packages.sh "$(dpkg --print-architecture)") \
     && rm -rf /var/lib/apt/lists/* \

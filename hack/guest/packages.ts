@@ -75,17 +75,17 @@ export class Packages {
     return target;
   }
 
-  /** Downloads and unpacks a package and all that it depends on. Returns the folder with the files of all of them. */
-  async unpackWithDependencies(name: string): Promise<string> {
-    const target = join(this.#folder, 'unpacked', `${name}-with-dependencies`);
+  /** Downloads and unpacks packages and all that they depend on. Returns the folder with the files of all of them. */
+  async unpackWithDependencies(...names: readonly string[]): Promise<string> {
+    const target = join(this.#folder, 'unpacked', `${names.join('+')}-with-dependencies`);
     if (await exists(target)) {
       return target;
     }
     await this.#update();
-    this.#source.progress(`fetching package ${name} and its dependencies`);
+    this.#source.progress(`fetching ${names.join(', ')} and all that they depend on`);
     // No package is installed in this state, so apt fetches all of them. It installs none.
-    const command = ['install', '--download-only', '-y', '--no-install-recommends', this.#qualified(name)];
-    await run('apt-get', command, {
+    const command = ['install', '--download-only', '-y', '--no-install-recommends'];
+    await run('apt-get', [...command, ...names.map((name) => this.#qualified(name))], {
       environment: this.#environment(),
       timeoutMilliseconds: DOWNLOAD_TIMEOUT_MILLISECONDS,
     });

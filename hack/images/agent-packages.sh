@@ -6,4 +6,5 @@ case $1 in
   arm64) echo qemu-system-arm qemu-efi-aarch64 ;;
   *) echo "no hypervisor is packed for $1" >&2; exit 1 ;;
 esac
-echo mount qemu-utils xz-utils iproute2 nftables conntrack dnsmasq-base
+# The D-Bus display, over which the agent sets the DPI of screens, is in qemu-system-modules-opengl.
+echo mount qemu-system-modules-opengl qemu-utils xz-utils iproute2 nftables conntrack dnsmasq-base

@@ -9,7 +9,8 @@ import type { Builder } from './builder.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const ROOT_ARCHIVE = 'root.tar';
-const SUITE = 'bookworm';
+/** Release of Debian in the images. */
+export const SUITE = 'trixie';
 /** Time limit for the root file system: 200 packages over a slow connection, on a busy machine. An idle machine takes 40 s. */
 const BOOTSTRAP_TIMEOUT_MILLISECONDS = 900_000;
 /** Files that nobody reads in a container. Licences are kept. */
@@ -18,8 +19,7 @@ const KEPT = ['/usr/share/doc/*/copyright'];
 
 /** Returns the name of the base image, which also has the packages of the operator and the agent. Makes the image at the first call, with mmdebstrap. */
 export async function distributionBase(builder: Builder, progress: (text: string) => void): Promise<string> {
-  const packages = await imagePackages();
-  const bootstrap = bootstrapArguments(packages);
+  const { packages, bootstrap } = await bootstrapArguments();
   const key = await keyOf(bootstrap);
   const tag = `localhost/berth-base:${key}`;
   if (await builder.has(tag)) {
@@ -36,7 +36,7 @@ export async function distributionBase(builder: Builder, progress: (text: string
 
 /** Returns true if the cache has the root file system that `distributionBase` would otherwise make with mmdebstrap. */
 export async function isBaseMade(): Promise<boolean> {
-  const key = await keyOf(bootstrapArguments(await imagePackages()));
+  const key = await keyOf((await bootstrapArguments()).bootstrap);
   return existsSync(join(folderOf(key), ROOT_ARCHIVE));
 }
 
@@ -52,33 +52,34 @@ function folderOf(key: string): string {
   return join(cacheDirectory(), 'base', key);
 }
 
-/** Returns the names of the packages that the Dockerfile would install. */
-async function imagePackages(): Promise<string[]> {
+/** Returns the arguments of mmdebstrap, with the packages that the Dockerfile would install, and without the files that it leaves out. */
+async function bootstrapArguments(): Promise<{ packages: string[]; bootstrap: string[] }> {
   const architecture = process.arch === 'x64' ? 'amd64' : process.arch;
-  const scripts = [['operator-packages.sh'], ['agent-packages.sh', architecture]];
-  const outputs = await Promise.all(
-    scripts.map(async ([script = '', ...parameters]) => {
-      const { stdout } = await run('sh', [join(import.meta.dirname, script), ...parameters], {
-        timeoutMilliseconds: BOOTSTRAP_TIMEOUT_MILLISECONDS,
-      });
-      return stdout.trim().split(/\s+/);
-    }),
-  );
-  return outputs.flat();
-}
-
-function bootstrapArguments(packages: readonly string[]): string[] {
-  return [
+  const packages = [
+    ...(await readList('operator-packages.sh')),
+    ...(await readList('agent-packages.sh', architecture)),
+  ];
+  const leftOut = [...LEFT_OUT, ...(await readList('left-out.sh'))];
+  const bootstrap = [
     '--variant=essential',
     '--format=tar',
     // This skips syncs to the disk. After a crash, the file system is made again.
     '--dpkgopt=force-unsafe-io',
-    ...LEFT_OUT.map((path) => `--dpkgopt=path-exclude=${path}`),
+    ...leftOut.map((path) => `--dpkgopt=path-exclude=${path}`),
     ...KEPT.map((path) => `--dpkgopt=path-include=${path}`),
     // Node.js needs this library. Its other libraries are in essential packages.
     `--include=${['libstdc++6', ...packages].join(',')}`,
     SUITE,
   ];
+  return { packages, bootstrap };
+}
+
+/** Returns the list that a script beside this file prints. */
+async function readList(script: string, ...parameters: string[]): Promise<string[]> {
+  const { stdout } = await run('sh', [join(import.meta.dirname, script), ...parameters], {
+    timeoutMilliseconds: BOOTSTRAP_TIMEOUT_MILLISECONDS,
+  });
+  return stdout.trim().split(/\s+/);
 }
 
 async function makeContext(folder: string, bootstrap: readonly string[]): Promise<void> {

@@ -4,6 +4,7 @@
 set -eu
 snapshot=$1
 shift
+left_out=$(sh "$(dirname "$0")/left-out.sh" | sed 's/^/-o DPkg::Options::=--path-exclude=/')
 if dpkg-query --show "$@" > /dev/null 2>&1; then exit 0; fi
 
 sources=$(mktemp)
@@ -20,5 +21,7 @@ for archive in "debian/$snapshot $suite" "debian-security/$snapshot $suite-secur
   echo "deb http://snapshot.debian.org/archive/$archive main"
 done > "$sources"
 apt update -q
-apt install -y -q --no-install-recommends "$@"
+# The patterns are for dpkg, not for the shell.
+set -f
+apt install -y -q --no-install-recommends $left_out "$@"
 rm "$sources"

@@ -13,8 +13,8 @@ printf 'root:x:0:\nnonroot:x:65532:\n' > "$files/etc/group"
 printf 'hosts: files dns\n' > "$files/etc/nsswitch.conf"
 # Scanners for known vulnerabilities look here.
 cp /etc/os-release "$files/etc/os-release"
-# Each line is "PACKAGE:ARCHITECTURE: PATH". Node.js is of no package, so the query ends with an error.
-owners=$(for path in $paths; do dpkg-query --search "*/${path##*/}" || true; done)
+# Each line is "PACKAGE:ARCHITECTURE: PATH", or tells of a diverted path. Node.js is of no package, so the query ends with an error.
+owners=$(for path in $paths; do dpkg-query --search "*/${path##*/}" | grep -v '^diversion ' || true; done)
 for package in $(echo "$owners" | cut -d : -f 1 | sort -u); do
   dpkg-query --status "$package" > "$files/var/lib/dpkg/status.d/$package"
   cp --parents "/usr/share/doc/$package/copyright" "$files"

@@ -1,17 +1,18 @@
 /** The agent as a DaemonSet's Pod runs it: privileged, from its image, which is removed with the Pod. Its machines outlive the Pod. */
 import { existsSync } from 'node:fs';
-import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdir, readdir, readFile, readlink, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { stringify } from 'yaml';
 import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
-import { NODES } from '../../kube/core.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
-import { page } from '../worlds/qemuguest.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { NODES } from '../../kube/core.ts';
 import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { VMs } from '../fixtures/vms.ts';
-import { waitFor } from '../../hack/wait.ts';
+import { page, tell } from '../worlds/qemuguest.ts';
 import { Container } from './container.ts';
 import { ContainerHost } from './host.ts';
 import { copyImage } from './image.ts';
@@ -39,7 +40,8 @@ beforeAll(async () => {
     return;
   }
   const guest = await guestFile('amd64');
-  cluster = await startCluster({ name: `oci-agent-${process.pid}`, operator: true });
+  const operatorConfig = { imageStorage: { folder: true } };
+  cluster = await startCluster({ name: `oci-agent-${process.pid}`, operator: true, operatorConfig });
   vms = new VMs(cluster);
   dataDirectory = join(cluster.directory, 'data');
   host = await ContainerHost.start(cluster.directory);
@@ -68,13 +70,18 @@ async function configure(): Promise<void> {
     bootstrapKubeconfig: 'bootstrap.kubeconfig',
     kubelet: { clientCAFile: 'ca.crt' },
     network: { driver: 'user' },
-    images: { sharedRoots: [join(cluster.directory, 'images')] },
+    images: { sharedRoots: [join(cluster.directory, 'images')], storageFolder: storageFolder() },
     cpuOvercommit: 8,
   };
   await mkdir(folder);
+  await mkdir(storageFolder());
   await writeFile(join(folder, 'agent.yaml'), stringify(config));
   await writeFile(join(folder, 'bootstrap.kubeconfig'), await readFile(kubeconfig));
   await writeFile(join(folder, 'ca.crt'), await readFile(join(cluster.directory, 'pki', 'ca.crt')));
+}
+
+function storageFolder(): string {
+  return join(cluster.directory, 'storage');
 }
 
 /** Starts the agent from a root file system of its own, as each Pod has one. */
@@ -88,6 +95,7 @@ async function startAgent(name: string): Promise<Container> {
       { source: join(cluster.directory, 'configuration'), destination: '/etc/berth' },
       { source: dataDirectory, destination: dataDirectory, writable: true },
       { source: images, destination: images },
+      { source: storageFolder(), destination: storageFolder(), writable: true },
     ],
   });
 }
@@ -98,9 +106,9 @@ async function deletePod(container: Container, name: string): Promise<void> {
   await rm(join(cluster.directory, name), { recursive: true });
 }
 
-/** Returns the process id of the VM's machine on the host. */
-async function machineProcess(): Promise<number> {
-  const { metadata } = await vms.pod(VM);
+/** Returns the process id of a VM's machine on the host. */
+async function machineProcess(name = VM): Promise<number> {
+  const { metadata } = await vms.pod(name);
   const state = await readMachineFile(join(dataDirectory, 'machines', metadata.uid ?? ''));
   return state?.process?.pid ?? 0;
 }
@@ -180,6 +188,38 @@ test('leaves machines running when its Pod is deleted, and a new Pod takes them 
   await vms.waitForPhase(VM, 'Running', undefined, BOOT);
   expect(await page(guestPort)).toMatchObject({ boot_id: before.page['boot_id'], boots: '1' });
 });
+
+test('starts a guest from the memory of an image, which its hypervisor can only read', async ({ skip }) => {
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
+  expect(await tell(guestPort, 'agent=0')).toBe('listening\n');
+  await createImage(cluster, 'warm', { fromVM: { name: VM, memory: true } });
+  const isSaved = async () =>
+    (await cluster.client().get(IMAGES, { namespace: vms.namespace, name: 'warm' })).status?.memory !==
+    undefined;
+  await waitFor('the memory to be saved', isSaved, BOOT);
+  const port = await freePort();
+  await vms.create('warm', { image: 'warm', cpu: 1, memory: '256Mi', ports: [`${port}:80`] });
+  await vms.waitForCondition('warm', 'WarmStart', { status: 'True' }, BOOT);
+  expect(await page(port)).toMatchObject({ boots: '1' });
+  const pid = String(await machineProcess('warm'));
+  expect(await readFile(host.proc(pid, 'mountinfo'), 'utf8')).toMatch(/ \S+\/ram ro,/);
+  expect(await flagsOf(pid, '/ram')).toEqual(['0100000']);
+  await vms.delete('warm');
+});
+
+/** Returns the flags of the open files of a process whose paths have this end. The last digit 0 means that a file is open only for reading. */
+async function flagsOf(pid: string, end: string): Promise<(string | undefined)[]> {
+  const flags: (string | undefined)[] = [];
+  for (const descriptor of await readdir(host.proc(pid, 'fd'))) {
+    if ((await readlink(host.proc(pid, `fd/${descriptor}`))).endsWith(end)) {
+      const info = await readFile(host.proc(pid, `fdinfo/${descriptor}`), 'utf8');
+      flags.push(/^flags:\s+(\d+)$/m.exec(info)?.[1]);
+    }
+  }
+  return flags;
+}
 
 test('ends a machine that an earlier Pod started', async ({ skip }) => {
   if (unfit !== undefined) {
