@@ -65,7 +65,7 @@ async function up(): Promise<void> {
   say(
     `\n$ kubectl get vms -A -o wide\n${stdout}\n$ curl ${PAGE}\n${await fetchPage()}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}`,
   );
-  // Starts from memory are for amd64 guests.
+  // Nobody has tried it with the arm64 guest of the demo.
   if (architecture === 'amd64') {
     say('saving the VM with its memory, and starting four from it');
     say(`\n${await showWarmStarts(cluster, { namespace: NAMESPACE, vm: VM, bootSeconds })}`);

@@ -21,29 +21,29 @@ import {
   type GuestAnswer,
   type GuestCommand,
   type GuestCommandResult,
-  type InspectOptions,
-  type Reserve,
   type GuestQuestion,
-  type VmLaunchPlan,
+  type InspectOptions,
   type MachineFolder,
-  type VmPlan,
   type MachineState,
   type PortForward,
+  type Reserve,
   type StopOptions,
+  type VmLaunchPlan,
+  type VmPlan,
   WarmStartRefused,
 } from '../driver.ts';
 import { DiskCopies } from './diskcopies.ts';
 import { DisplayDpi } from './dpi.ts';
 import { createFiles, enlargeDisk, remakeFiles } from './files.ts';
 import { MachineGuest } from './guest.ts';
+import { type Hypervisor, pauseGuest, unpauseGuest } from './hypervisor.ts';
 import { requireMemoryFiles } from './imagememory.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { requireSafe, requireSame } from './memorykey.ts';
 import { type GuestPlatform, HostPlatforms } from './platform.ts';
-import { pauseGuest, unpauseGuest } from './hypervisor.ts';
+import { type Renewed, renewGuest } from './renewal.ts';
 import { FILES, findMachines, readMachineFile, requireMachineFile } from './state.ts';
-import { renewGuest } from './renewal.ts';
 import { MachineStreams } from './streams.ts';
 
 /** Largest error of the clock after a start from memory. A larger error is corrected when the machine already runs. */
@@ -162,19 +162,36 @@ export class QemuDriver implements DriverOfVMs {
     signal: AbortSignal | undefined,
   ): Promise<void> {
     const { machine, guest } = this.#of(folder);
-    let lateMilliseconds = 0;
+    const began = performance.now();
+    const milliseconds: Record<string, number> = {};
+    const note = (step: string) => void (milliseconds[step] = Math.round(performance.now() - began));
+    const { accelerator } = platform;
+    const renew = async ({ guestAgent }: Hypervisor): Promise<Renewed> =>
+      await renewGuest(guestAgent, plan, { accelerator, signal, onAnswer: () => note('answered') });
+    let renewed: Renewed;
     try {
-      await machine.startFromMemory(plan, platform, memory, async ({ guestAgent }) => {
-        const options = { accelerator: platform.accelerator, signal };
-        lateMilliseconds = await renewGuest(guestAgent, plan, options);
-      });
+      renewed = await machine.startFromMemory(plan, platform, memory, { renew, note });
+      note('renewed');
     } catch (error) {
       await this.#remake(folder, platform);
       signal?.throwIfAborted();
       throw new WarmStartRefused('RenewalFailed', messageOf(error));
     }
+    const { uid } = folder;
+    this.#context.logger.info(
+      { uid, accelerator, milliseconds },
+      'A guest continues from the memory of its image',
+    );
+    void this.#completeRenewal(guest, renewed);
+  }
+
+  /** Does what no VM has to wait for. */
+  async #completeRenewal(guest: MachineGuest, { wasThawed, lateMilliseconds }: Renewed): Promise<void> {
+    if (!wasThawed) {
+      await guest.thaw();
+    }
     if (lateMilliseconds > LATE_CLOCK_MILLISECONDS) {
-      void guest.setTime();
+      await guest.setTime();
     }
   }
 

@@ -78,7 +78,8 @@ export async function remakeFiles(
   await makeVariables(folder, platform);
 }
 
-async function makeVariables(folder: MachineFolder, { firmware }: GuestPlatform): Promise<void> {
+/** Makes the variables of the firmware, if the guest has a firmware with variables. */
+export async function makeVariables(folder: MachineFolder, { firmware }: GuestPlatform): Promise<void> {
   if (firmware === undefined) {
     return;
   }
@@ -98,7 +99,9 @@ async function makeDisk(
   const path = join(folder.path, FILES.disk);
   await rm(path, { force: true });
   if (base !== undefined) {
-    const size = Math.max(base.virtualSizeBytes, diskSizeBytes ?? 0);
+    // The memory of an image fits only a disk of the image's size. The start makes such a disk larger, with the memory or without it.
+    const wanted = base.memory === undefined ? (diskSizeBytes ?? 0) : 0;
+    const size = Math.max(base.virtualSizeBytes, wanted);
     await createQcow2(path, size, base);
     return size;
   }
@@ -123,8 +126,8 @@ export async function enlargeDisk(
 }
 
 /**
- * Grows a machine's disk to `sizeBytes`, rounded up to whole sectors, because qemu-img refuses other sizes. The disk's header can name a backing file. The function ignores this name, because the hypervisor
- * wrote it and is not trusted. @throws ReasonedError when {@link requireOwnData} refuses the disk.
+ * Grows a machine's disk to `sizeBytes`, rounded up to whole sectors. The disk's header can name a backing file. The function ignores this
+ * name, because the hypervisor wrote it and is not trusted. @throws ReasonedError when {@link requireOwnData} refuses the disk.
  */
 async function growDisk(
   folder: string,
@@ -133,8 +136,12 @@ async function growDisk(
 ): Promise<void> {
   const as = await diskReader(folder, isRoot);
   await requireOwnData(join(folder, FILES.disk));
-  const wholeSectors = Math.ceil(sizeBytes / SECTOR_BYTES) * SECTOR_BYTES;
-  await resizeDisk({ ...node, backing: null }, wholeSectors, { folder, as });
+  await resizeDisk({ ...node, backing: null }, wholeSectors(sizeBytes), { folder, as });
+}
+
+/** Returns the size of a disk in bytes, rounded up to whole sectors, because QEMU and qemu-img refuse other sizes. */
+export function wholeSectors(sizeBytes: number): number {
+  return Math.ceil(sizeBytes / SECTOR_BYTES) * SECTOR_BYTES;
 }
 
 /**

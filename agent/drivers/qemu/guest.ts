@@ -7,9 +7,9 @@ import type { Logger } from 'pino';
 import * as z from 'zod';
 import {
   GUEST_ADDRESSES_LIMIT,
+  type GuestFacts,
   guestHostNameSchema,
   guestOSSchema,
-  type GuestFacts,
 } from '../../../api/v1alpha1/machine.ts';
 import type { JsonLimits } from '../../../base/json.ts';
 import {
@@ -19,7 +19,7 @@ import {
   type GuestQuestion,
   StreamRefused,
 } from '../driver.ts';
-import { hasGuestAgent, setTime } from './guestagent.ts';
+import { hasGuestAgent, setTime, thaw } from './guestagent.ts';
 import { type CommandOptions, GuestAgentRefusal, type GuestConnection, JsonLine } from './guestconnection.ts';
 import { executeInGuest } from './guestexec.ts';
 import type { QemuMachine } from './machine.ts';
@@ -119,6 +119,19 @@ export class MachineGuest {
       }
     } catch (error) {
       this.#logger.warn({ uid: hypervisor?.folder.uid, err: error }, 'The clock of a guest was not set');
+    }
+  }
+
+  /**
+   * Lets the guest run its hooks for a thaw. The hooks of a save have run also in a guest without file systems that can freeze. The promise
+   * never rejects.
+   */
+  async thaw(): Promise<void> {
+    const hypervisor = this.#machine.watched;
+    try {
+      await (hypervisor && thaw(hypervisor.guestAgent));
+    } catch (error) {
+      this.#logger.warn({ uid: hypervisor?.folder.uid, err: error }, 'A guest did not confirm its thaw');
     }
   }
 }

@@ -14,6 +14,7 @@ import { createQcow2 } from '../../disks/qemuimg.ts';
 import { killByArgument } from '../../processes/process.ts';
 import { type MachineFolder, WarmStartRefused } from '../driver.ts';
 import { processMark } from './arguments.ts';
+import { makeVariables } from './files.ts';
 import { goOn } from './hypervisor.ts';
 import type { MachineContext, MachineStart } from './launch.ts';
 import { QemuMachine } from './machine.ts';
@@ -47,13 +48,10 @@ function folderOf({ path, uid }: MachineFolder): MachineFolder {
  *
  * @throws ReasonedError `MemoryNotSaved` with the reason why not.
  */
-export function requireSavable({ launched, paused, architecture }: MachineFile): SavableLaunch {
+export function requireSavable({ launched, paused }: MachineFile): SavableLaunch {
   const { devices } = launched ?? {};
   if (launched === undefined || devices === undefined) {
     throw refused('An earlier version of the agent started the machine. Start the VM again');
-  }
-  if (architecture === 'arm64') {
-    throw refused('This is not possible for arm64 guests yet');
   }
   if (devices.iso) {
     throw refused('The VM has an ISO. Make a VM without it');
@@ -113,6 +111,7 @@ export async function splitStream(
   if (file.diskBytes !== undefined) {
     await createQcow2(join(own.path, FILES.disk), file.diskBytes);
   }
+  await makeVariables(own, platform);
   for (const name of [seed?.disk, seed?.ignition].filter((one) => one !== undefined)) {
     await copyFile(join(folder.path, name), join(own.path, name));
   }

@@ -13,8 +13,9 @@ import type {
 } from '../driver.ts';
 import { MachineProcess } from '../machineprocess.ts';
 import { UNREADABLE } from '../statefile.ts';
-import { NETWORK, processMark } from './arguments.ts';
+import { DISK_NODE, NETWORK, processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
+import { newGeneration, wholeSectors } from './files.ts';
 import { goOn, guestPoweredOff, Hypervisor, inspectLive, powerOffGuest, quit } from './hypervisor.ts';
 import {
   hypervisorLog,
@@ -23,7 +24,6 @@ import {
   type MachineStart,
   START_REASONS,
 } from './launch.ts';
-import { newGeneration } from './files.ts';
 import { forgetMemory, restoreMemory, saveMemory } from './memory.ts';
 import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
@@ -96,29 +96,37 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
 
   /**
    * Starts the machine from the memory of its image, and runs `renew` while the guest runs without a network. The machine counts as renewing
-   * until `renew` has succeeded. After an error, no process is left.
+   * until `renew` has succeeded. Before, the disk gets the size of the plan, which the guest sees at once. Calls `note` with the name of each
+   * step that has ended. Returns the result of `renew`. After an error, no process is left.
    */
-  async startFromMemory(
+  async startFromMemory<T>(
     plan: VmLaunchPlan,
     platform: GuestPlatform,
     memory: Pick<MemoryFiles, 'ram' | 'state'>,
-    renew: (hypervisor: Hypervisor) => Promise<void>,
-  ): Promise<void> {
+    { renew, note }: { renew: (hypervisor: Hypervisor) => Promise<T>; note: (step: string) => void },
+  ): Promise<T> {
     const { path } = this.folder;
     await forgetMemory(path);
     const generation = newGeneration(platform.architecture);
     const launched = startedWith(plan, platform);
     const begun = { ...BEGUN, suspended: false, launched, fresh: undefined, renewing: true, generation };
-    await this.state.update(begun);
+    const { diskBytes: savedBytes = 0 } = await this.state.update(begun);
+    const diskBytes = Math.max(savedBytes, plan.guest.diskSizeBytes ?? 0);
     try {
       const file = { path: memory.ram, isShared: false };
       const qmp = await this.#bringUp({ plan, platform, incoming: true, memory: file });
+      note('launched');
       await restoreMemory(path, qmp, plan.memoryBytes, { file: memory.state, ignoresFile: true });
+      note('loaded');
       await qmp.execute('set_link', { name: NETWORK, up: false });
       await qmp.execute('cont');
-      await renew(await this.required());
+      if (diskBytes > savedBytes) {
+        await qmp.execute('block_resize', { 'node-name': DISK_NODE, size: wholeSectors(diskBytes) });
+      }
+      const renewed = await renew(await this.required());
       await qmp.execute('set_link', { name: NETWORK, up: true });
-      await this.state.update({ renewing: undefined });
+      await this.state.update({ renewing: undefined, diskBytes });
+      return renewed;
     } catch (error) {
       throw await this.failedStart(error);
     }

@@ -9,8 +9,9 @@ import { formatQuantity } from '../../../api/v1alpha1/quantity.ts';
 import type { ImageMemory } from '../../../api/v1alpha1/task.ts';
 import type { MemoryFiles } from '../../disks/disk.ts';
 import { type VmLaunchPlan, WarmStartRefused } from '../driver.ts';
-import { commandLine, type CommandLine } from './arguments.ts';
+import { type CommandLine, commandLine } from './arguments.ts';
 import { startedWith } from './displaycard.ts';
+import { wholeSectors } from './files.ts';
 import type { GuestPlatform } from './platform.ts';
 
 /** What the parts of a key stand for, in their order. Messages name the first part that differs. */
@@ -45,7 +46,7 @@ export async function memoryKey(command: CommandLine): Promise<string> {
     accelerator: platform.accelerator,
     processor: `${valuesOf(parameters, new Set(['-cpu'])).join()} ${await hostProcessor(platform.accelerator)}`,
     firmware,
-    'size of the disk': String(state.diskBytes),
+    'size of the disk': String(wholeSectors(state.diskBytes ?? 0)),
     'list of devices': valuesOf(parameters, DEVICE_OPTIONS)
       .map((value) => value.replaceAll(OWN_PROPERTY, ''))
       .join('\n'),

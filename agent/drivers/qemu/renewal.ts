@@ -6,7 +6,7 @@
 import { randomBytes } from 'node:crypto';
 import { pause } from '../../../base/time.ts';
 import type { GuestCommandResult, VmLaunchPlan } from '../driver.ts';
-import { type GuestAgent, thaw } from './guestagent.ts';
+import { type GuestAgent, thawIfFrozen } from './guestagent.ts';
 import { executeInGuest } from './guestexec.ts';
 
 /** Time within which a guest must be renewed. Renewal takes less than a second, or a few seconds in an emulated guest. */
@@ -52,14 +52,29 @@ if [ -e /etc/machine-id ]; then
     printf '%s\\n' "$MACHINE_ID" >/var/lib/dbus/machine-id
   fi
 fi
+old=$(cat /proc/sys/kernel/hostname)
 printf '%s' "$HOST_NAME" >/proc/sys/kernel/hostname
+if [ -s /etc/hosts ] && [ "$old" != localhost ]; then
+  hosts=$(OLD=$old NEW=$HOST_NAME awk '$1 ~ /^(127[.]|::1$)/ {
+    for (i = 2; i <= NF; i++) if (index($i ".", ENVIRON["OLD"] ".") == 1) $i = ENVIRON["NEW"] substr($i, length(ENVIRON["OLD"]) + 1)
+  } 1' /etc/hosts)
+  printf '%s\\n' "$hosts" >/etc/hosts
+fi
 if [ -e /etc/hostname ]; then printf '%s\\n' "$HOST_NAME" >/etc/hostname; fi
-if [ -d /run/systemd/journal ]; then systemctl --no-block try-restart systemd-journald.service; fi
-if command -v ssh-keygen >/dev/null && [ -d /etc/ssh ]; then
-  rm -f /etc/ssh/ssh_host_*
-  ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
-  ssh-keygen -q -t ecdsa -N '' -f /etc/ssh/ssh_host_ecdsa_key
+make_key() {
+  ssh-keygen -q -t "$1" -N '' -f "/etc/ssh/ssh_host_$1_key" || return
   if [ -s /run/sshd.pid ]; then kill -HUP "$(cat /run/sshd.pid)"; fi
+}
+if command -v ssh-keygen >/dev/null && [ -d /etc/ssh ]; then
+  types=
+  for type in ed25519 ecdsa rsa; do
+    if [ -e "/etc/ssh/ssh_host_\${type}_key" ]; then types="$types $type"; fi
+  done
+  rm -f /etc/ssh/ssh_host_*
+  set -- \${types:-ed25519}
+  make_key "$1"
+  shift
+  (for type; do make_key "$type" || echo "berth: no SSH host key of the type $type could be made" >/dev/kmsg; done) >/dev/null 2>&1 &
 fi
 if [ -n "$KEYS" ]; then
   user=$(awk -F: '$3 == 1000 {print $1; exit}' /etc/passwd)
@@ -82,6 +97,10 @@ if [ -n "$card" ]; then
   if [ -n "$MAC" ]; then ip link set dev "$card" address "$MAC"; fi
   ip link set dev "$card" up
 fi
+rm -f /var/lib/dhcp/*.lease* /var/lib/NetworkManager/*.lease /var/lib/NetworkManager/secret_key /run/systemd/netif/leases/*
+if [ -d /run/systemd/system ]; then
+  systemctl --no-block try-restart 'systemd-journald.servic[e]' 'systemd-networkd.servic[e]' 'NetworkManager.servic[e]'
+fi
 for hook in /etc/berth/renew.d/*; do
   if [ -x "$hook" ]; then "$hook" >&2; fi
 done
@@ -96,21 +115,29 @@ exit
 } </dev/null
 `;
 
+/** What a caller has to complete after a renewal. */
+export interface Renewed {
+  /** How many milliseconds the clock of the guest can be late, because a busy guest begins the script late. */
+  lateMilliseconds: number;
+  /** Whether the file systems of the guest were frozen, and were thawed. */
+  wasThawed: boolean;
+}
+
 /**
  * Renews the guest of a machine that was started from memory. `agent` is its guest agent, whose file systems are perhaps still frozen, as
- * they were when the memory was saved. Returns how many milliseconds the clock of the guest can be late, because a busy guest begins the
- * script late. @throws Error when the guest does not answer in time, or does not have the identity of the VM then.
+ * they were when the memory was saved. Calls `onAnswer` when the guest agent has answered. @throws Error when the guest does not answer in time, or does not have the identity of the VM then.
  */
 export async function renewGuest(
   agent: GuestAgent,
   { guest, network }: Pick<VmLaunchPlan, 'guest' | 'network'>,
-  options: { accelerator: string; signal: AbortSignal | undefined },
-): Promise<number> {
+  options: { accelerator: string; signal: AbortSignal | undefined; onAnswer: () => void },
+): Promise<Renewed> {
   const limit = AbortSignal.timeout(
     options.accelerator === 'tcg' ? EMULATED_RENEWAL_MILLISECONDS : RENEWAL_MILLISECONDS,
   );
   const signal = options.signal === undefined ? limit : AbortSignal.any([limit, options.signal]);
-  await thawWhenReady(agent, signal);
+  const wasThawed = await thawWhenReady(agent, signal);
+  options.onAnswer();
   const machineId = randomBytes(MACHINE_ID_BYTES).toString('hex');
   const { vm, sshAuthorizedKeys } = guest.vm;
   // A user-mode network is inside the hypervisor, and continues with the address that it gave to the saved card. Its ports lead there.
@@ -141,15 +168,14 @@ export async function renewGuest(
       .trim();
     throw new Error(`The script that renews the guest ended with code ${result.exitCode}: ${text}`);
   }
-  return performance.now() - begin;
+  return { lateMilliseconds: performance.now() - begin, wasThawed };
 }
 
-/** Asks the guest to thaw its file systems until it answers. */
-async function thawWhenReady(agent: GuestAgent, signal: AbortSignal): Promise<void> {
+/** Asks the guest to thaw its file systems until it answers. Returns whether they were frozen. */
+async function thawWhenReady(agent: GuestAgent, signal: AbortSignal): Promise<boolean> {
   for (;;) {
     try {
-      await thaw(agent);
-      return;
+      return await thawIfFrozen(agent);
     } catch (error) {
       if (signal.aborted) {
         throw error;

@@ -3,6 +3,7 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import {
+  BOOT_DEADLINE_MILLISECONDS,
   folderOf,
   guestBase,
   type Host,
@@ -13,8 +14,10 @@ import {
   seedFor,
   tell,
 } from '../../worlds/qemuguest.ts';
+import { inGuest, saveWithMemory, type WarmImage } from '../../worlds/warmimage.ts';
 
 let host: Host;
+let image: WarmImage;
 
 beforeAll(async () => {
   host = await makeHost();
@@ -38,6 +41,14 @@ it('an arm64 guest boots from UEFI, resumes after a suspend, and stops in order'
   await host.driver.resume(folder, plan);
   expect(await page(port)).toMatchObject({ boot_id: before['boot_id'] });
   expect(await tell(port, 'seed=user-data')).toBe(IGNITION);
+  expect(await tell(port, 'agent=0')).toBe('listening\n');
+  image = await saveWithMemory(host, folder, 'image');
+  expect(await page(port)).toMatchObject({ boot_id: before['boot_id'] });
+  // Without its guest agent, the guest is stopped by its power button.
+  await inGuest(host.driver, folder, '(sleep 0.2; killall qemu-ga) >/dev/null 2>&1 &');
+  const signal = AbortSignal.timeout(BOOT_DEADLINE_MILLISECONDS);
+  const isGone = async () => (await host.driver.askGuest(folder, { facts: false, signal })).kind === 'silent';
+  await waitFor('the guest agent to end', isGone);
   await host.driver.stop(folder, { graceMilliseconds: 60_000 });
   expect(await host.driver.inspect(folder)).toEqual({ kind: 'stopped' });
   // The log writer may store the last output after the hypervisor has ended.
@@ -48,4 +59,22 @@ it('an arm64 guest boots from UEFI, resumes after a suspend, and stops in order'
     }
     return text.includes('power button');
   });
+});
+
+it('arm64 guests from the memory of an image go on after its boot, with random numbers of their own', {
+  timeout: 300_000,
+}, async () => {
+  const random = await Promise.all(
+    [1, 2].map(async (number) => {
+      const port = await freePort();
+      const plan = planFor('arm64', port);
+      const folder = folderOf(host, `0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c010${number}`);
+      await host.driver.create(folder, plan, image);
+      await host.driver.startFromMemory(folder, { ...plan, seed: await seedFor(folder, plan) }, image.memory);
+      expect(await page(port)).toMatchObject({ architecture: 'aarch64', boots: '1' });
+      return await inGuest(host.driver, folder, 'cat /proc/sys/kernel/random/uuid');
+    }),
+  );
+  expect(random[0]).toMatch(/^[0-9a-f-]{36}$/);
+  expect(random[0]).not.toBe(random[1]);
 });

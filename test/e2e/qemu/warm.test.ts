@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import type { BaseImage, MemoryFiles } from '../../../agent/disks/disk.ts';
+import { SECTOR_BYTES } from '../../../agent/disks/disk.ts';
 import type { MachineFolder, VmLaunchPlan } from '../../../agent/drivers/driver.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -15,17 +15,34 @@ import {
   guestBase,
   page,
   planFor,
-  tell,
   TestMachine,
+  tell,
 } from '../../worlds/qemuguest.ts';
+import { inGuest as runInGuest, saveWithMemory, type WarmImage } from '../../worlds/warmimage.ts';
 import type { WarmJob } from './warmagent.ts';
 
 /** Names of files that a save makes in the folder of a machine, and that must be gone after it. */
 const LEFT = ['image-memory', 'memory', 'copy'];
 
+/** Size of a disk that is larger than that of the image. */
+const LARGER_BYTES = 96 * 1024 ** 2;
+/** Gives the guest files of larger systems, and a program in place of ssh-keygen, which writes a key of its own each time. */
+const SYSTEM = String.raw`
+mkdir /etc/ssh
+printf '127.0.0.1 localhost
+127.0.1.1 berth-guest.example berth-guest
+10.0.0.1 berth-guest-of-others
+' >/etc/hosts
+for type in ed25519 rsa; do echo saved >"/etc/ssh/ssh_host_${'$'}{type}_key"; done
+printf '#!/bin/sh
+cat /proc/sys/kernel/random/uuid >"$7"
+' >/bin/ssh-keygen
+chmod 755 /bin/ssh-keygen
+`;
+
 describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
   let source: TestMachine;
-  let image: BaseImage & { memory: MemoryFiles };
+  let image: WarmImage;
 
   beforeAll(async () => {
     source = await TestMachine.make();
@@ -37,29 +54,23 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     // What a hook prints must not be taken for the answer of the renewal.
     const hook = String.raw`printf '#!/bin/sh\necho "renewed by a hook"\n' >/etc/berth/renew.d/says && chmod 755 /etc/berth/renew.d/says`;
     expect(await inGuest(source.folder, hook)).toBe('');
+    expect(await inGuest(source.folder, SYSTEM)).toBe('');
     image = await save('image');
   }, 300_000);
 
   afterAll(async () => await source.host.end());
 
-  async function save(name: string): Promise<BaseImage & { memory: MemoryFiles }> {
-    const at = (end: string): string => join(source.host.directory, `${name}.${end}`);
-    const { memory, virtualSizeBytes } = await source.driver.copyDisk(source.folder, {
-      target: at('raw'),
-      memory: { ram: at('ram'), state: at('state') },
-      signal: new AbortController().signal,
-      onProgress: () => undefined,
-    });
-    if (memory === undefined) {
-      throw new Error('the memory was not saved');
-    }
-    return { path: at('raw'), digest: 'sha256:unused', format: 'raw', virtualSizeBytes, memory };
+  async function save(name: string): Promise<WarmImage> {
+    return await saveWithMemory(source.host, source.folder, name);
   }
 
   /** Makes a machine from the image, with a name and a MAC address of its own. */
-  async function clone(number: number): Promise<{ folder: MachineFolder; plan: VmLaunchPlan; port: number }> {
+  async function clone(
+    number: number,
+    diskSizeBytes?: number,
+  ): Promise<{ folder: MachineFolder; plan: VmLaunchPlan; port: number }> {
     const port = await freePort();
-    const plan = planFor('amd64', port);
+    const plan = planFor('amd64', port, diskSizeBytes);
     const { vm } = plan.guest;
     const macAddress = `52:54:00:00:00:0${number}`;
     const named = {
@@ -74,13 +85,20 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
   }
 
   async function inGuest(folder: MachineFolder, script: string): Promise<string> {
-    const { stdout } = await source.driver.execute(folder, {
-      path: '/bin/sh',
-      arguments: ['-c', script],
-      reserve: () => true,
-      signal: AbortSignal.timeout(BOOT_DEADLINE_MILLISECONDS),
+    return await runInGuest(source.driver, folder, script);
+  }
+
+  /** Returns the SSH host keys of a guest by their types. The first one is there at once, and the others soon after the start. */
+  async function hostKeys(folder: MachineFolder): Promise<Record<string, string>> {
+    const read = async () => await inGuest(folder, 'cd /etc/ssh && grep -H . ssh_host_*');
+    expect(await read()).toMatch(/^ssh_host_ed25519_key:[0-9a-f-]{36}$/m);
+    const all = await waitFor('the key of the type rsa', async () => {
+      const text = await read();
+      return text.includes('rsa') && text;
     });
-    return Buffer.concat(stdout).toString().trim();
+    return Object.fromEntries(
+      all.split('\n').map((line) => line.replace(/^ssh_host_(.*)_key:/, '$1 ').split(' ')),
+    ) as Record<string, string>;
   }
 
   it('the saved guest goes on, and nothing of the save is left in its folder', async () => {
@@ -90,7 +108,7 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
   });
 
   it('two that start at once continue the saved guest, and are computers of their own', async () => {
-    const clones = [await clone(1), await clone(2)] as const;
+    const clones = [await clone(1), await clone(2, LARGER_BYTES)] as const;
     await Promise.all(
       clones.map(async ({ folder, plan }) => await source.driver.startFromMemory(folder, plan, image.memory)),
     );
@@ -100,12 +118,21 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
         uuid: await inGuest(folder, 'cat /proc/sys/kernel/random/uuid'),
         name: await inGuest(folder, 'hostname'),
         boots: await inGuest(folder, 'cat /var/run/boots'),
+        hosts: await inGuest(folder, 'cat /etc/hosts'),
+        sectors: await inGuest(folder, 'cat /sys/block/vda/size'),
+        keys: await hostKeys(folder),
       })),
     );
-    expect(reports.map(({ name, boots }) => ({ name, boots }))).toEqual([
-      { name: 'clone-1', boots: '1' },
-      { name: 'clone-2', boots: '1' },
+    expect(reports).toMatchObject([
+      { name: 'clone-1', boots: '1', sectors: String(image.virtualSizeBytes / SECTOR_BYTES) },
+      { name: 'clone-2', boots: '1', sectors: String(LARGER_BYTES / SECTOR_BYTES) },
     ]);
+    expect(reports[0]?.hosts).toBe(
+      '127.0.0.1 localhost\n127.0.1.1 clone-1.example clone-1\n10.0.0.1 berth-guest-of-others',
+    );
+    const keys = reports.flatMap((report) => Object.entries(report.keys));
+    expect(keys.map(([name]) => name)).toEqual(['ed25519', 'rsa', 'ed25519', 'rsa']);
+    expect(new Set(keys.map(([, key]) => key)).size).toBe(keys.length);
     expect(reports[0]?.random).not.toBe(reports[1]?.random);
     expect(reports[0]?.uuid).not.toBe(reports[1]?.uuid);
     for (const { port } of clones) {
