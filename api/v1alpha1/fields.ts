@@ -139,7 +139,7 @@ export const VM_FIELDS = {
   },
   diskSize: {
     type: 'disk',
-    description: 'Size of the disk. The size of the image when omitted.',
+    description: 'Size of the disk. The size of the image when omitted, and also if the image is larger.',
     isMutable: true,
     isInConfig: true,
     http: 'diskSize',

@@ -297,6 +297,7 @@ const TRIES =
   'The host tries again. The VM fails if it is not Running deployTimeoutSeconds after it got its host';
 const KEPT = 'Berth keeps the VM, and looks again until the cause is gone';
 const FINAL = 'The VM has failed, and Berth does not start it again';
+const UNABLE = 'Berth does not start this VM, because its spec is not possible here';
 const OFF = 'The VM stays off until somebody starts it';
 const NO_FREE =
   'The hosts that match the VM cannot take it now. The message has the number of hosts for each cause';
@@ -418,7 +419,7 @@ it.each<[string, Seen, meaning: string, outlook: string]>([
     'a network mode',
     { vm: vm({ conditions: [condition('Stalled', 'True', 'NetworkModeUnsupported', 'Bridge')] }) },
     'No network driver of the hosts supports the network mode of the VM',
-    FINAL,
+    UNABLE,
   ],
   [
     'a guest that powered itself off',

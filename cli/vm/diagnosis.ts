@@ -13,9 +13,9 @@ import {
   UNCHECKED_GUEST,
 } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { Node, NodeSelectorRequirement, Pod } from '../../kube/core.ts';
-import { HOST_KEY, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
-import { ALL_REFUSED, NONE_ABLE, type Obstacle, obstaclesIn } from '../../api/v1alpha1/obstacles.ts';
+import type { Node, Pod } from '../../kube/core.ts';
+import { ALL_REFUSED, NONE_ABLE, obstaclesIn } from '../../api/v1alpha1/obstacles.ts';
+import { placementAdvice } from './placementadvice.ts';
 
 /** Areas where a problem can occur before a VM runs. A VM passes the areas in this order. */
 export const AREAS = ['scheduler', 'quota', 'image', 'network', 'host', 'machine', 'guest'] as const;
@@ -135,7 +135,7 @@ function explained({ area, reason, message, meaning, todo }: Problem, vm: VM) {
     ...(texts && { meaning: meaning ?? texts.says }),
     ...(known && { class: known }),
     ...(outlook !== undefined && { outlook }),
-    todo: outlook === FINAL ? withNew(steps) : steps,
+    todo: isFinal(vm) ? withNew(steps) : steps,
   };
 }
 
@@ -146,8 +146,6 @@ const CREATES = /again|^Create the VM /;
 function withNew(steps: readonly string[]): readonly string[] {
   return steps.some((step) => CREATES.test(step)) ? steps : [...steps, 'Create the VM again'];
 }
-
-const FINAL = 'The VM has failed, and Berth does not start it again';
 
 /**
  * Returns how Berth reacts to the fault. This depends on the state of the VM and not on the reason: a VM that waits for an image starts by
@@ -161,8 +159,8 @@ function outlookOf(vm: VM): string | undefined {
   if (phase === 'Stopped' || phase === 'Suspended') {
     return 'The VM stays off until somebody starts it';
   }
-  if (hasFailed(vm)) {
-    return FINAL;
+  if (isFinal(vm)) {
+    return finalOutlook(vm);
   }
   if (firstRunningTime !== undefined || phase === 'Running' || phase === 'Failed') {
     return 'Berth keeps the VM, and looks again until the cause is gone';
@@ -172,6 +170,12 @@ function outlookOf(vm: VM): string | undefined {
     : 'The host tries again. The VM fails if it is not Running deployTimeoutSeconds after it got its host';
 }
 
+function finalOutlook({ status }: VM): string {
+  return status?.phase === 'Failed'
+    ? 'The VM has failed, and Berth does not start it again'
+    : 'Berth does not start this VM, because its spec is not possible here';
+}
+
 /** Says how a VM goes on that no host has. The scheduler never gives it to a host that has refused it. */
 function outlookWithoutHost(vm: VM): string {
   return conditionOf(vm, 'Scheduled')?.message.startsWith(ALL_REFUSED) === true
@@ -179,8 +183,10 @@ function outlookWithoutHost(vm: VM): string {
     : 'The VM waits without a time limit, and goes on by itself when the cause is gone';
 }
 
-function hasFailed(vm: VM): boolean {
-  return vm.status?.failure !== undefined || conditionOf(vm, 'Stalled')?.status === 'True';
+/** Returns true if only another VM can run in the place of this one. A VM that is off can be started. */
+function isFinal(vm: VM): boolean {
+  const isOff = ['Stopped', 'Suspended', 'Terminating'].includes(phaseOf(vm));
+  return !isOff && (vm.status?.failure !== undefined || conditionOf(vm, 'Stalled')?.status === 'True');
 }
 
 /** Returns true if Ready means only that the machine runs: nobody checks the guest, and no guest agent has answered. */
@@ -368,125 +374,42 @@ function uncheckedAreas(vm: VM): ReadonlySet<Area> {
 }
 
 function checksOf(vm: VM, problem: Problem | undefined): Check[] {
-  const { status = {} } = vm;
-  const isOn = (type: string) => conditionOf(vm, type)?.status === 'True';
-  const runs = status.phase === 'Running';
-  // A host starts a machine when its disk is made.
-  const isPastImage = runs || status.phase === 'Starting';
-  const passed: Record<Area, boolean> = {
-    scheduler: status.nodeName !== undefined,
-    quota: status.nodeName !== undefined || conditionOf(vm, 'Scheduled')?.reason === 'Unschedulable',
-    image: isPastImage || isOn('ImageReady') || status.firstRunningTime !== undefined,
-    network: isOn('NetworkReady'),
-    host: status.nodeName !== undefined && !isSilent(vm),
-    machine: runs,
-    guest: runs && isOn('Ready'),
-  };
+  const { nodeName } = vm.status ?? {};
+  const passed = passedAreas(vm);
   const unknown = uncheckedAreas(vm);
+  const missing = isFinal(vm) ? 'not checked' : 'not yet';
   return AREAS.map((area) => {
     if (problem?.area === area) {
       const isOff = problem.reason === 'Stopped' || problem.reason === 'Suspended';
       return { area, state: isOff ? 'off' : 'problem', message: problem.message };
     }
-    if (unknown.has(area)) {
-      return { area, state: 'not checked', message: '' };
+    if (unknown.has(area) || !passed[area]) {
+      return { area, state: unknown.has(area) ? 'not checked' : missing, message: '' };
     }
-    return passed[area]
-      ? { area, state: 'ok', message: area === 'scheduler' ? `Host ${status.nodeName}` : '' }
-      : { area, state: 'not yet', message: '' };
+    return {
+      area,
+      state: 'ok',
+      message: area === 'scheduler' && nodeName !== undefined ? `Host ${nodeName}` : '',
+    };
   });
 }
 
-interface Fleet {
-  /** Pod of the VM. Its node affinity contains the requirements of the VM and of its VM config. */
-  readonly pod?: Pod | undefined;
-  readonly nodes?: readonly Node[] | undefined;
-}
-
-const ADVICE: Readonly<Record<Obstacle, string>> = {
-  noSlots: 'No host has a slot: add hosts, or give hosts slots',
-  noMacOS: 'No host runs macOS guests: create the VM again with another os, or add such a host',
-  noSharedDisk: 'No host offers the shared disk: ask an admin for such a host',
-  smallCPU: 'No host has as many processors: ask for fewer, or add a larger host',
-  smallMemory: 'No host has as much memory: ask for less, or add a larger host',
-  smallDisk: 'No host has as large a disk: create the VM again with a smaller disk, or add a larger host',
-  slot: 'All slots are taken: delete VMs that nobody needs, or add hosts',
-  macosGuests: 'A host may run at most two macOS guests: delete one of them, or add hosts',
-  sharedDisk: 'Another VM uses the shared disk: delete that VM, or wait until it ends',
-  cpu: 'Ask for fewer processors, delete VMs, or add hosts',
-  memory: 'Ask for less memory, delete VMs, or add hosts',
-  disk: 'Delete VMs, create the VM again with a smaller disk, or add hosts',
-  port: 'Delete the VM that uses the requested port, or create the VM again with another port of the host',
-  nat: 'The network of a host is broken: an admin has to repair the host, and its Node shows the fault',
-  dedicated: 'At least one host is dedicated to another namespace: ask an admin for a host of this namespace',
-  fullDisk: 'The disk of at least one host is nearly full: an admin has to free space on it',
-  unreachable: 'At least one host does not report: an admin has to look at the host and its agent',
-  off: 'At least one host is switched off: an admin can switch it on, or enable power by demand',
-  cordoned: 'At least one host is cordoned: ask an admin whether it can take VMs again',
-};
-
-/** Returns the next steps for a VM that no host can take. `message` comes from the condition Scheduled of the VM. */
-function placementAdvice(message: string, { pod, nodes }: Fleet): string[] {
-  const hosts = nodes?.filter(({ metadata }) => metadata.labels?.[HOST_KEY] !== undefined);
-  if (hosts?.length === 0) {
-    return ['The cluster has no hosts: add one as docs/operate/hosts.md describes'];
-  }
-  if (message.startsWith(ALL_REFUSED)) {
-    return [
-      'Each host refused the VM once: fix the causes and create the VM again, or add a host that matches the VM',
-    ];
-  }
-  const obstacles = obstaclesIn(message);
-  if (obstacles === undefined) {
-    return matchAdvice(pod, hosts);
-  }
-  const steps = [...obstacles].sort(([, a], [, b]) => b - a).map(([obstacle]) => ADVICE[obstacle]);
-  return steps.length === 0
-    ? ['Read the message of the scheduler, and compare the VM with the hosts']
-    : steps;
-}
-
-/**
- * Returns the next steps if no host matches the VM. The text names the requirements that no known host meets. If there are no such
- * requirements, the text names all requirements of the VM.
- */
-function matchAdvice(pod: Pod | undefined, hosts: readonly Node[] | undefined): string[] {
-  const requests = requestsOf(pod);
-  const unmet = requests.filter(({ isMetBy }) => hosts !== undefined && !hosts.some(isMetBy));
-  const named = (unmet.length > 0 ? unmet : requests).map(({ text }) => text).join(', ');
-  const known = unmet.length > 0 ? 'No host has' : 'The VM requests';
-  return named === ''
-    ? ['No host can take this VM: ask an admin whether the cluster has hosts']
-    : [`${known} ${named}: create the VM again without this request, or ask an admin for such a host`];
-}
-
-interface Request {
-  readonly text: string;
-  readonly isMetBy: (host: Node) => boolean;
-}
-
-function requestsOf(pod: Pod | undefined): Request[] {
-  const required = pod?.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
-  const [term] = required?.nodeSelectorTerms ?? [];
-  const byLabel = (term?.matchExpressions ?? []).flatMap((requirement) => labelRequest(requirement) ?? []);
-  const byName = (term?.matchFields ?? [])
-    .filter(({ operator }) => operator === 'In')
-    .map(({ values = [] }) => ({
-      text: `the name ${values.join(' or ')}`,
-      isMetBy: ({ metadata }: Node) => values.includes(metadata.name),
-    }));
-  return [...byLabel, ...byName];
-}
-
-function labelRequest({ key, operator, values = [] }: NodeSelectorRequirement): Request | undefined {
-  const isTag = key.startsWith(TAG_LABEL_PREFIX);
-  if (!isTag && key !== 'kubernetes.io/arch') {
-    return undefined;
-  }
-  const text = isTag
-    ? `the tag ${key.slice(TAG_LABEL_PREFIX.length)}`
-    : `the architecture ${values.join(' or ')}`;
-  const isMetBy = ({ metadata: { labels = {} } }: Node) =>
-    operator === 'Exists' ? key in labels : values.includes(labels[key] ?? '');
-  return { text, isMetBy };
+/** Returns for each area whether the VM has passed it. */
+function passedAreas(vm: VM): Readonly<Record<Area, boolean>> {
+  const { phase, nodeName, firstRunningTime } = vm.status ?? {};
+  const isOn = (type: string) => conditionOf(vm, type)?.status === 'True';
+  const runs = phase === 'Running';
+  const hasRun = firstRunningTime !== undefined;
+  // A VM that has ended has no host any more.
+  const hadHost = nodeName !== undefined || hasRun;
+  return {
+    scheduler: hadHost,
+    quota: hadHost || conditionOf(vm, 'Scheduled')?.reason === 'Unschedulable',
+    // A host starts a machine when its disk is made.
+    image: runs || hasRun || phase === 'Starting' || isOn('ImageReady'),
+    network: isOn('NetworkReady'),
+    host: nodeName !== undefined && !isSilent(vm),
+    machine: runs,
+    guest: runs && isOn('Ready'),
+  };
 }

@@ -80,3 +80,29 @@ it('says why a machine booted, although its image has memory', () => {
     'VM mac runs. Nothing is wrong. It did not start from the memory of its image: as told',
   );
 });
+
+it.each([
+  [
+    'has run',
+    { firstRunningTime: CREATED },
+    ['scheduler: ok', 'quota: ok', 'image: ok', 'network: not checked', 'host: not checked'],
+  ],
+  [
+    'has not run',
+    {},
+    ['scheduler', 'quota', 'image', 'network', 'host'].map((area) => `${area}: not checked`),
+  ],
+])(
+  'shows of a failed VM that %s the areas that it passed, and that nobody checks the others',
+  (_, ran, states) => {
+    const failure = { reason: 'DeadlineExceeded', message: '5 s', time: CREATED };
+    const { checks } = diagnose({
+      vm: { ...VM_OBJECT, spec: {}, status: { phase: 'Failed', failure, ...ran } },
+    });
+    expect(checks.map(({ area, state }) => `${area}: ${state}`)).toEqual([
+      ...states,
+      'machine: problem',
+      'guest: not checked',
+    ]);
+  },
+);

@@ -13,8 +13,8 @@ export const FETCH_REASONS = {
     seen: FETCH,
     class: 'passing',
     by: 'agent',
-    says: 'The host has no usable connection to the server, or the transfer was interrupted and could not be resumed',
-    todo: 'Read the condition’s message, and check that the host reaches the server',
+    says: 'The host does not reach the server, may not use its address, or the transfer was interrupted and could not be resumed',
+    todo: 'Read the condition’s message, which names the cause. If the server does not answer, check that the host reaches it',
   },
   TooSlow: {
     seen: FETCH,
