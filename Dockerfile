@@ -15,7 +15,7 @@ RUN sh /tmp/install-packages.sh "$SNAPSHOT" $(sh /tmp/operator-packages.sh) && s
 # Node.js and ipmitool with their libraries, the operator and the HTTP API: no shell, no package manager, nothing that is written to.
 FROM scratch AS operator
 COPY --from=operator-files /files /
-COPY LICENSE sbom.cdx.json operator.mjs server.mjs passwordworker.mjs /opt/berth/
+COPY LICENSE sbom.cdx.json operator.mjs server.mjs runners.mjs passwordworker.mjs /opt/berth/
 # Files for browsers, with their licence. The server finds them by the name of their package.
 COPY swagger-ui-dist /opt/berth/node_modules/swagger-ui-dist/
 # One heap for all threads: glibc keeps one for each, mostly empty, 10 MB in all. The benchmark starts the operator so, too.

@@ -50,7 +50,7 @@ const INTO_CONTAINERS =
     ? ['test/integration/kube-restart.test.ts', 'test/integration/operator-fleet.test.ts']
     : [];
 
-const UNIT = '{base,api,kube,actions,operator,agent,server,cli,hack}/**/*.test.ts';
+const UNIT = '{base,api,kube,actions,operator,agent,runners,server,cli,hack}/**/*.test.ts';
 /** Unit tests that replace modules. No other test may see the replacements. */
 const REPLACE_MODULES = globSync(UNIT, { cwd: import.meta.dirname }).filter((file) =>
   /\bvi\.(?:mock|doMock)\(/.test(readFileSync(join(import.meta.dirname, file), 'utf8')),

@@ -9,7 +9,7 @@ const ROOT = join(import.meta.dirname, '..');
 /** A part of zod's messages in one of its forty languages. It must not be in the bundle. */
 const GERMAN = /Ung(ü|\\xFC|\\u00FC)ltige Eingabe/i;
 
-test.each(['operator', 'agent', 'server'])(
+test.each(['operator', 'agent', 'server', 'runners'])(
   'the bundle of the %s leaves out the languages of zod, and what it does not use of undici',
   async (program) => {
     const folder = makeFolder();

@@ -10,6 +10,7 @@ export const ENTRY_POINTS = {
   operator: join(ROOT, 'operator', 'main.ts'),
   agent: join(ROOT, 'agent', 'main.ts'),
   server: join(ROOT, 'server', 'main.ts'),
+  runners: join(ROOT, 'runners', 'main.ts'),
   // A thread of the server. The server finds it by the name of its module.
   passwordworker: join(ROOT, 'server', 'power', 'passwordworker.ts'),
 } as const;

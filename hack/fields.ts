@@ -26,7 +26,7 @@ import { fieldsOf, type JsonSchema } from './docs/table.ts';
 const ROOT = join(import.meta.dirname, '..');
 const TABLE = 'test/fields.yaml';
 const OPENAPI = 'docs/reference/openapi.json';
-const TEST_FILES = '{base,api,kube,operator,agent,server,cli,hack,test}/**/*.test.ts';
+const TEST_FILES = '{base,api,kube,operator,agent,runners,server,cli,hack,test}/**/*.test.ts';
 /** Call of `test`, of `it`, or of the function that `it.each(…)` returns, perhaps with type arguments. The last group is the title. */
 const TITLE = /(?:\b(?:test|it)(?:\.\w+)*(?:<[^(]*>)?|\))\(\s*(['"`])((?:\\.|(?!\1)[^\\])*)\1/g;
 

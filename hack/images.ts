@@ -32,7 +32,7 @@ export const IMAGE_NAMES = ['operator', 'agent'] as const;
 export type ImageName = (typeof IMAGE_NAMES)[number];
 /** Bundles in each image. */
 const PROGRAMS: Record<ImageName, readonly (keyof typeof ENTRY_POINTS)[]> = {
-  operator: ['operator', 'server', 'passwordworker'],
+  operator: ['operator', 'server', 'runners', 'passwordworker'],
   agent: ['agent'],
 };
 

@@ -4,7 +4,17 @@ import { IMAGE_KIND } from './image.ts';
 import { IMAGE_CACHE_ENTRY_KIND } from './imagecacheentry.ts';
 import { ISO_KIND } from './iso.ts';
 import type { KindDefinition } from './kind.ts';
-import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, SERVERS, VM_CONFIGS, VMS } from './resources.ts';
+import {
+  EMULATORS,
+  IMAGE_CACHE_ENTRIES,
+  IMAGES,
+  ISOS,
+  RUNNER_SETS,
+  SERVERS,
+  VM_CONFIGS,
+  VMS,
+} from './resources.ts';
+import { RUNNER_SET_KIND } from './runnerset.ts';
 import { SERVER_KIND } from './server.ts';
 import { vmKind } from './vm.ts';
 import { vmConfigKind } from './vmconfig.ts';
@@ -19,5 +29,6 @@ export function kinds(dpiMaximum: DisplayDpiMaximum): readonly KindDefinition[] 
     { ...IMAGE_CACHE_ENTRIES, ...IMAGE_CACHE_ENTRY_KIND },
     { ...EMULATORS, ...EMULATOR_KIND },
     { ...SERVERS, ...SERVER_KIND },
+    { ...RUNNER_SETS, ...RUNNER_SET_KIND },
   ];
 }

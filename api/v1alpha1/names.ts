@@ -348,3 +348,8 @@ export const SECRET_USER_DATA_BYTES = 64 * 1024;
  * VMs need no right to Secrets. The API server never changes the type of a Secret.
  */
 export const USER_DATA_SECRET_TYPE = 'berth.dev/user-data';
+/**
+ * Type of the Secrets with credentials for GitHub. A Secret of another type could be a password of somebody else, and users who may create
+ * RunnerSets need no right to Secrets.
+ */
+export const GITHUB_SECRET_TYPE = 'berth.dev/github';

@@ -8,6 +8,7 @@ import { CACHE_REASONS, FETCH_REASONS, IMAGE_REASONS } from './reasons/image.ts'
 import { EMULATOR_REASONS, STATES } from './reasons/states.ts';
 import { FAILURES, FAULTS, REFUSALS } from './reasons/failures.ts';
 import { HOST_REASONS, ROLE_REASONS, SERVER_REASONS } from './reasons/host.ts';
+import { RUNNER_REASONS } from './reasons/runners.ts';
 
 /** Kinds whose objects have reasons. ISOs are not listed, because an ISO has the reasons of an Image. */
 export type ReasonKind =
@@ -16,6 +17,7 @@ export type ReasonKind =
   | 'ImageCacheEntry'
   | 'Emulator'
   | 'Server'
+  | 'RunnerSet'
   | 'Pod'
   | 'Node'
   | 'CertificateSigningRequest'
@@ -52,7 +54,7 @@ export interface ReasonEntry {
    * because of such a reason.
    */
   readonly ofHost?: boolean;
-  readonly by: 'operator' | 'agent' | 'agent and operator' | 'Kubernetes';
+  readonly by: 'operator' | 'agent' | 'agent and operator' | 'runners' | 'Kubernetes';
   /** Meaning of the reason, as text for people, without a final full stop. */
   readonly says: string;
   /** Next step for people, in the imperative. If absent, nothing has to be done. */
@@ -77,6 +79,7 @@ export const REASONS = {
   ...EMULATOR_REASONS,
   ...ROLE_REASONS,
   ...SERVER_REASONS,
+  ...RUNNER_REASONS,
 } satisfies Readonly<Record<string, ReasonEntry>>;
 
 /** Message of the condition Ready of a VM whose guest nobody checks. */

@@ -7,6 +7,7 @@ import type { Image } from './image.ts';
 import type { ImageCacheEntry } from './imagecacheentry.ts';
 import type { ISO } from './iso.ts';
 import { API_VERSION } from './names.ts';
+import type { RunnerSet } from './runnerset.ts';
 import type { Server } from './server.ts';
 import type { VM } from './vm.ts';
 import type { VMConfig } from './vmconfig.ts';
@@ -29,6 +30,7 @@ export const IMAGES = kindResource<Image>('Image', 'images');
 export const ISOS = kindResource<ISO>('ISO', 'isos');
 export const EMULATORS = kindResource<Emulator>('Emulator', 'emulators');
 export const IMAGE_CACHE_ENTRIES = kindResource<ImageCacheEntry>('ImageCacheEntry', 'imagecacheentries');
+export const RUNNER_SETS = kindResource<RunnerSet>('RunnerSet', 'runnersets');
 export const SERVERS = kindResource<Server>('Server', 'servers', false);
 
 function kindResource<T>(kind: string, plural: string, namespaced = true): KindResource<T> {

@@ -19,6 +19,7 @@ import {
   type ServerOptions,
   type ServerProcess,
   startOperator,
+  startRunners,
   startServer,
 } from './program.ts';
 import { type ProcessRecord, readRecord, signalProcess, stopProcess } from './processes.ts';
@@ -146,6 +147,11 @@ export class Cluster {
     return startServer(this.directory, join(this.directory, 'server.kubeconfig'), options);
   }
 
+  /** Starts the runners for GitHub in these namespaces, with the rights of their ServiceAccount. */
+  startRunners(namespaces: readonly string[]): Promise<OperatorProcess> {
+    return startRunners(this.directory, join(this.directory, 'runners.kubeconfig'), namespaces);
+  }
+
   /** Creates a namespace that Berth can serve, with Pod Security `privileged`. */
   async createNamespace(name: string): Promise<void> {
     await this.#client.create(NAMESPACES, {
@@ -174,7 +180,7 @@ export class Cluster {
     await renew();
     const content = { server: this.server, authority: this.#connection.certificateAuthority ?? '' };
     writeKubeconfig(this.operatorKubeconfig, { ...content, user: { kind: 'tokenFile', path: tokenFile } });
-    for (const component of ['server', 'kwok']) {
+    for (const component of ['server', 'runners', 'kwok']) {
       const token = await componentToken(this.#client, `berth-${component}`, true);
       const file = join(this.directory, `${component}.kubeconfig`);
       writeKubeconfig(file, { ...content, user: { kind: 'token', token } });

@@ -6,6 +6,7 @@ import { existsSync, writeFileSync } from 'node:fs';
 import { get } from 'node:http';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
+import { bundleInto, ENTRY_POINTS } from '../bundle.ts';
 import { FROM_SOURCES } from '../cache.ts';
 import { waitFor } from '../wait.ts';
 import { isAlive, type ProcessRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
@@ -28,7 +29,7 @@ interface ProgramProcess {
 
 export interface ProgramStart {
   /** Folder of the program in the sources. */
-  program: 'operator' | 'server';
+  program: 'operator' | 'runners' | 'server';
   /** Name of the process and of its files. */
   name: string;
   kubeconfig: string;
@@ -172,6 +173,30 @@ export async function startOperator(
     healthPort,
     environment,
     bundle,
+  });
+}
+
+/** Starts the bundle of the runners for GitHub in these namespaces, as its image does. Resolves when it reports that it is ready. */
+export async function startRunners(
+  directory: string,
+  kubeconfig: string,
+  namespaces: readonly string[],
+): Promise<ProgramProcess> {
+  await bundleInto(join(ROOT, 'dist'), { runners: ENTRY_POINTS.runners });
+  const [metricsPort, healthPort] = (await freePorts(2)) as [number, number];
+  return await startProgram(directory, {
+    program: 'runners',
+    name: 'runners',
+    kubeconfig,
+    config: {
+      namespaces: { served: namespaces },
+      metrics: { address: `127.0.0.1:${metricsPort}` },
+      health: { address: `127.0.0.1:${healthPort}` },
+    },
+    metricsPort,
+    healthPort,
+    environment: { MALLOC_ARENA_MAX: '1' },
+    bundle: true,
   });
 }
 

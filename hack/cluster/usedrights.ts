@@ -16,7 +16,7 @@ const LOG_MEBIBYTES = 64;
 const OLD_LOGS = 3;
 
 /** Accounts in `berth-system`. Each of their programs has the name of the account as its user agent. Tests also use these accounts themselves. */
-const PROGRAMS = ['berth-operator', 'berth-server', 'berth-uninstall', 'berth-agent'];
+const PROGRAMS = ['berth-operator', 'berth-server', 'berth-runners', 'berth-uninstall', 'berth-agent'];
 /** Account of the program that collects metrics in test/e2e/installed. */
 const READER = 'system:serviceaccount:monitoring:prometheus';
 const ACCOUNTS = [...PROGRAMS.map((name) => `system:serviceaccount:berth-system:${name}`), READER];
@@ -68,7 +68,11 @@ export function recordingArguments(directory: string): string[] {
   const credentials = { group: '', resources: ['secrets'], resourceNames: ['berth-image-storage'] };
   const rules = [
     // Operator and hosts ask for the right to read metrics, which is a right of their callers. The HTTP API asks for rights of people.
-    { level: 'RequestResponse', users: ACCOUNTS.slice(0, 1), resources: [reviews] },
+    {
+      level: 'RequestResponse',
+      users: ACCOUNTS.filter((name) => /:berth-(?:operator|runners)$/.test(name)),
+      resources: [reviews],
+    },
     { level: 'RequestResponse', userGroups: [NODES], resources: [reviews] },
     { level: 'Metadata', users: ACCOUNTS },
     { level: 'Metadata', userGroups: [NODES], resources: [credentials] },

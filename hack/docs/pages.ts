@@ -18,6 +18,7 @@ import { customResourceDefinition } from '../crd.ts';
 import { between, fieldsOf, type JsonSchema, table, typeOf } from './table.ts';
 import { configSchema as agentConfig } from '../../agent/config.ts';
 import { configSchema as operatorConfig } from '../../operator/config/config.ts';
+import { configSchema as runnersConfig } from '../../runners/config.ts';
 import { configSchema as serverConfig } from '../../server/config.ts';
 import {
   classOf,
@@ -98,7 +99,8 @@ function immutableFields(spec: JsonSchema): string[] {
 export function configurationPage(current: string): string {
   const withOperator = between(current, 'operator', formatTable(operatorConfig, current, 'operator'));
   const withServer = between(withOperator, 'server', formatTable(serverConfig, current, 'server'));
-  return between(withServer, 'agent', formatTable(agentConfig, current, 'agent'));
+  const withRunners = between(withServer, 'runners', formatTable(runnersConfig, current, 'runners'));
+  return between(withRunners, 'agent', formatTable(agentConfig, current, 'agent'));
 }
 
 function formatTable(schema: z.ZodType, current: string, name: string): string {
@@ -201,7 +203,7 @@ interface Metric {
 const DECLARATION =
   /(?:new (Counter|Gauge|Histogram)(?:<[^>]*>)?\(|exportLeaderGauge(?:<[^>]*>)?\(registry, )\{\s*name: '([^']+)',\s*help:\s*'([^']+)',(?:\s*labelNames(?:: \[([^\]]*)\])?(?: as const)?,)?/g;
 /** The file whose function declares the gauges of the leader. */
-const LEADER_GAUGE = 'objects/leadergauge.ts';
+const LEADER_GAUGE = 'kube/leadergauge.ts';
 /** Constant with labels that several declarations below it share. */
 const SHARED_LABELS = /const labelNames = \[([^\]]*)\]/g;
 
@@ -254,6 +256,7 @@ export async function metricsPage(current: string): Promise<string> {
     ['operator', 'operator'],
     ['agent', 'agent'],
     ['server', 'server'],
+    ['runners', 'runners'],
     ['both', 'kube'],
   ] as const) {
     text = between(text, name, metricsTable(await readMetrics(folder)));
@@ -267,6 +270,7 @@ const TITLES: Readonly<Record<ReasonKind, string>> = {
   ImageCacheEntry: 'ImageCacheEntry',
   Emulator: 'Emulator',
   Server: 'Server',
+  RunnerSet: 'RunnerSet',
   Node: 'Node',
   CertificateSigningRequest: 'CertificateSigningRequest',
   Pod: 'Pod',

@@ -46,6 +46,12 @@ export const WINGS: Readonly<Record<string, Wing>> = {
     content: 'Makes a host a Node (a virtual kubelet) and runs the Pods bound to it as hypervisor processes.',
     runs: 'one process per host',
   },
+  runners: {
+    imports: SHARED,
+    content:
+      'Runners for the jobs of GitHub: RunnerSets become VMs with one job each. `runners/github/` speaks to GitHub. It is a program of its own, because it reaches the internet and has credentials for GitHub.',
+    runs: 'a process, off by default; one replica leads, others stand by',
+  },
   actions: {
     imports: SHARED,
     content:
@@ -64,13 +70,13 @@ export const WINGS: Readonly<Record<string, Wing>> = {
     runs: 'a program of the user',
   },
   hack: {
-    imports: [...SHARED, 'actions', 'operator', 'agent', 'server', 'cli'],
+    imports: [...SHARED, 'actions', 'operator', 'agent', 'runners', 'server', 'cli'],
     content:
       'Programs for contributors. `hack/cluster/` is a control plane for the demo, the tests and the benchmark, with simulated hosts or with real nodes of a cluster.',
     runs: 'library and programs',
   },
   test: {
-    imports: [...SHARED, 'actions', 'operator', 'agent', 'server', 'cli', 'hack'],
+    imports: [...SHARED, 'actions', 'operator', 'agent', 'runners', 'server', 'cli', 'hack'],
     content:
       'Tests against real parts, and their worlds, wires and fixtures. Unit tests stand beside the code.',
     runs: 'tests',
@@ -94,6 +100,7 @@ export const ORDER: Readonly<Record<string, string>> = {
   'agent/kubelet': 'streams < .',
   'agent/kubelet/streams': '. < spdy < finish.test.ts',
   'agent/network': '. < nat',
+  runners: 'config.ts < github < .',
   server:
     'config.ts < http < dialect callers < own < documentation.ts services.ts < images imagecache power vms < .',
   cli: '. < objects < namespace.ts node.ts image.ts vmconfig.ts < vm imagecache login support < config.ts emulator.ts registry.ts rolebinding.ts secret.ts server.ts serviceaccount.ts program.ts main.ts',

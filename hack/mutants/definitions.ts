@@ -11,7 +11,18 @@ import * as z from 'zod';
 const ROOT = join(import.meta.dirname, '..', '..');
 const MUTANTS = join(ROOT, 'test', 'mutants');
 /** Folders with product code. Other files are tests or tools, or are generated from these folders. */
-const PRODUCT = ['base', 'api', 'kube', 'actions', 'operator', 'agent', 'server', 'cli', 'charts/berth'];
+const PRODUCT = [
+  'base',
+  'api',
+  'kube',
+  'actions',
+  'operator',
+  'agent',
+  'runners',
+  'server',
+  'cli',
+  'charts/berth',
+];
 const NOT_PRODUCT = /\.test\.ts$|^charts\/berth\/(files\/crds\/|tests\/|values\.schema\.json$)/;
 
 const mutantSchema = z.strictObject({

@@ -7,7 +7,7 @@ import { anchorOf, readPage } from './rules.ts';
 const ROOT = join(import.meta.dirname, '..', '..');
 const PAGES = globSync(['*.md', 'docs/**/*.md'], { cwd: ROOT });
 const SOURCES = globSync(
-  ['{base,api,kube,operator,agent,server,cli,hack,test,charts}/**/*.{ts,yaml,txt,tpl}', 'Makefile'],
+  ['{base,api,kube,operator,agent,runners,server,cli,hack,test,charts}/**/*.{ts,yaml,txt,tpl}', 'Makefile'],
   {
     cwd: ROOT,
   },
@@ -56,7 +56,7 @@ test('files and folders of the source that pages name exist', () => {
   const named = PAGES.flatMap((page) =>
     [
       ...read(page).matchAll(
-        /`((?:base|api|kube|operator|agent|server|cli|hack|test|charts|docs|crds|examples)\/[\w./-]*(?:\.\w+|\/))`/g,
+        /`((?:base|api|kube|operator|agent|runners|server|cli|hack|test|charts|docs|crds|examples)\/[\w./-]*(?:\.\w+|\/))`/g,
       ),
     ].map(([, path = '']) => ({ page, path })),
   );

@@ -120,6 +120,17 @@ const server = z.strictObject({
   ]),
 });
 
+const namespace = text.regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
+const runners = z.strictObject({
+  enabled: z.boolean(),
+  namespaces: z
+    .array(z.strictObject({ name: namespace, secrets: z.array(text.min(1)).min(1) }))
+    .max(256)
+    .meta({ examples: [[{ name: 'platform-ci', secrets: ['github', 'authority'] }]] }),
+  logLevel: z.enum(['debug', 'info', 'warn', 'error']),
+  ...deployment,
+});
+
 const certificate = z.strictObject({
   secretName: text,
   certManager: z.strictObject({
@@ -222,6 +233,7 @@ const roles = z.strictObject({
 export const valuesSchema = z.strictObject({
   operator,
   server,
+  runners,
   // Helm adds values of other charts to this key.
   global: z.looseObject({
     imageRegistry: text.regex(/^[^/\s].*$|^$/).meta({ examples: ['registry.example/berth'] }),

@@ -3,7 +3,7 @@
  * the number. Otherwise a sum over all replicas would count each Emulator several times.
  */
 import type { Gauge, Registry } from 'prom-client';
-import { exportLeaderGauge } from '../objects/leadergauge.ts';
+import { exportLeaderGauge } from '../../kube/leadergauge.ts';
 import { saidReason, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { hasEnded, machineCondition, waitingState } from '../podbacked/pod.ts';

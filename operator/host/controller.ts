@@ -3,7 +3,7 @@
  * when a host joins later or the configured number of slots changes. Keeps what a host loses with its Node: see records.ts. Gives up the
  * hosts that administrators declare gone for good.
  */
-import { exportLeaderGauge } from '../objects/leadergauge.ts';
+import { exportLeaderGauge } from '../../kube/leadergauge.ts';
 import { isHost } from '../tasks/placement.ts';
 import type { Logger } from 'pino';
 import { LRUCache } from 'lru-cache';

@@ -1,7 +1,7 @@
 /** Metrics of image caching. */
 import { Counter, type Gauge, type Registry } from 'prom-client';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { exportLeaderGauge } from '../objects/leadergauge.ts';
+import { exportLeaderGauge } from '../../kube/leadergauge.ts';
 import type { AttemptResult } from './attempt.ts';
 import type { TaskType } from './observed.ts';
 

@@ -1,7 +1,7 @@
 /** Metrics of Servers. */
 import { Counter, Histogram, type Registry } from 'prom-client';
 import { type LastAction, POWER_STATES, type Server } from '../../api/v1alpha1/server.ts';
-import { exportLeaderGauge } from '../objects/leadergauge.ts';
+import { exportLeaderGauge } from '../../kube/leadergauge.ts';
 
 /** Upper bounds in seconds. A call ends after 10 s at the latest. */
 const BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];

@@ -3,7 +3,7 @@
  * count each VM several times.
  */
 import { Counter, type Gauge, Histogram, type Registry } from 'prom-client';
-import { exportLeaderGauge } from '../objects/leadergauge.ts';
+import { exportLeaderGauge } from '../../kube/leadergauge.ts';
 import { VM_PHASES } from '../../api/v1alpha1/phases.ts';
 import { isReason, type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';

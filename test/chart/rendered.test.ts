@@ -58,6 +58,7 @@ describe('the chart renders the same as the harness installs:', () => {
       namespaces: { createSystem: true },
       mutatingPolicies: 'v1',
       server: { power: { enabled: true } },
+      runners: { enabled: true },
     });
     for (const file of files) {
       expect(bare(find(objects, file.kind, file.metadata.name))).toEqual(bare(file));

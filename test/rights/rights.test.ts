@@ -22,6 +22,8 @@ const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
   'berth-agent-events': ['berth-agent'],
   'berth-server': ['berth-server'],
   'berth-server-power': ['berth-server'],
+  'berth-runners': ['berth-runners'],
+  'berth-runners-places': ['berth-runners'],
   'berth-uninstall': ['berth-uninstall'],
   'berth-image-storage-writers': ['host'],
   'berth-metrics-reader': ['prometheus', 'metrics-reader'],

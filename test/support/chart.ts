@@ -101,6 +101,7 @@ export const EVERYTHING = {
     nodeSelector: { 'berth.node-restriction.kubernetes.io/machines': 'true' },
     clusterCIDRs: ['10.244.0.0/16', '10.96.0.0/12'],
   },
+  runners: { enabled: true, namespaces: [{ name: 'platform-default', secrets: ['berth-github'] }] },
   priorityClass: { create: true },
   certificate: { certManager: { enabled: true, issuerRef: { name: 'authority' } } },
   metrics: {

@@ -165,6 +165,17 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- toYaml (merge $own (deepCopy .Values.server.config) $usual) -}}
 {{- end }}
 
+{{/* Configuration file of the runners for GitHub. */}}
+{{- define "berth.runnersConfig" -}}
+{{- $served := list -}}
+{{- range .Values.runners.namespaces -}}
+{{- $served = append $served .name -}}
+{{- end -}}
+{{- $namespaces := dict "system" .Release.Namespace "default" .Values.namespaces.default "served" $served -}}
+{{- $metrics := dict "address" ":9443" "dnsNames" (list (printf "berth-runners-replicas.%s.svc" .Release.Namespace) "localhost") -}}
+{{- toYaml (dict "namespaces" $namespaces "metrics" $metrics "health" (dict "address" ":8081") "logLevel" .Values.runners.logLevel) -}}
+{{- end }}
+
 {{/* Configuration file of the operator. */}}
 {{- define "berth.operatorConfig" -}}
 {{- $metrics := dict "address" ":8443" "dnsNames" (list (include "berth.serviceName" .) "localhost") -}}

@@ -55,7 +55,16 @@ const SILENCE_SECONDS = '5';
 const SOURCES = ['10.200.0.101', '10.200.0.102'] as const;
 /** Failed sign-ins after which the power API locks a source out. */
 const FAILURES = 20;
-const KINDS = ['emulators', 'imagecacheentries', 'images', 'isos', 'servers', 'vmconfigs', 'vms'];
+const KINDS = [
+  'emulators',
+  'imagecacheentries',
+  'images',
+  'isos',
+  'runnersets',
+  'servers',
+  'vmconfigs',
+  'vms',
+];
 const LOOK = { deadlineMilliseconds: 60_000, intervalMilliseconds: 20 };
 /** Number of VMs that are created one after the other while the leader ends. */
 const CREATED = 3;

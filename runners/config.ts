@@ -1,0 +1,51 @@
+/** Configuration of the runners for GitHub: one YAML file, which is checked at start. An error lists every mistake. */
+import * as z from 'zod';
+import {
+  areFilesTogether,
+  certificateFields,
+  checkConfig,
+  FILES_TOGETHER,
+  readConfig,
+} from '../base/config.ts';
+import { DEFAULT_NAMESPACE, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
+
+const namespaceName = z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
+const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);
+
+export const configSchema = z.strictObject({
+  namespaces: z
+    .strictObject({
+      system: namespaceName.default(SYSTEM_NAMESPACE),
+      default: namespaceName.default(DEFAULT_NAMESPACE),
+      /** Namespaces whose RunnerSets are served. Each of them needs the rights of the ClusterRole `berth-runners`. */
+      served: z.array(namespaceName).max(256).default([]),
+    })
+    .prefault({}),
+  metrics: z
+    .strictObject({
+      /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */
+      address: z.string().default(':9443'),
+      ...certificateFields(['berth-runners.berth-system.svc', 'localhost']),
+    })
+    .refine(areFilesTogether, FILES_TOGETHER)
+    .prefault({}),
+  health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
+  leaderElection: z
+    .strictObject({
+      leaseDurationSeconds: seconds(3, 9),
+      renewDeadlineSeconds: seconds(2, 6),
+      retryPeriodSeconds: seconds(0.2, 1),
+    })
+    .prefault({}),
+  logLevel: z.enum(['debug', 'info', 'warn', 'error']).default('info'),
+});
+
+export type RunnersConfig = z.infer<typeof configSchema>;
+
+/**
+ * Reads and checks the file. Without a file, returns the defaults.
+ * @throws ConfigError when the file cannot be read or is not valid; the error lists every mistake.
+ */
+export function loadConfig(path: string | undefined): RunnersConfig {
+  return checkConfig(configSchema, path === undefined ? {} : readConfig(path), path ?? 'configuration');
+}
