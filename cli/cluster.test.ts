@@ -13,6 +13,7 @@ import type { Globals } from './globals.ts';
 import type { Terminal } from './terminal.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
 import { makeFolder } from '../test/support/folder.ts';
+import { writeContext } from '../test/fixtures/kubeconfig.ts';
 
 let folder: string;
 
@@ -25,12 +26,7 @@ async function givenCluster(
   server: string,
   { signal } = new AbortController(),
 ): Promise<[Terminal, Globals]> {
-  const kubeconfig = join(folder, 'kubeconfig');
-  const document = {
-    clusters: [{ name: 'a', cluster: { server } }],
-    contexts: [{ name: 'a', context: { cluster: 'a' } }],
-  };
-  await writeFile(kubeconfig, JSON.stringify(document));
+  const kubeconfig = await writeContext(folder, server);
   return [
     makeTerminal({ environment: { HOME: folder }, signal }),
     { kubeconfig, context: 'a', output: 'table' },

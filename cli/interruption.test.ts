@@ -1,8 +1,6 @@
 import { once } from 'node:events';
-import { writeFile } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { DEV_ROLE } from '../api/v1alpha1/names.ts';
@@ -13,6 +11,7 @@ import { create, remove } from './serviceaccount.ts';
 import type { Terminal } from './terminal.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
 import { makeFolder } from '../test/support/folder.ts';
+import { writeContext } from '../test/fixtures/kubeconfig.ts';
 
 const CONFIG_MAP = '/api/v1/namespaces/n/configmaps';
 const ACCOUNTS = '/api/v1/namespaces/n/serviceaccounts';
@@ -69,12 +68,7 @@ function answer(
 }
 
 async function givenCluster(server: string, signal: AbortSignal): Promise<[Terminal, Globals]> {
-  const kubeconfig = join(folder, 'kubeconfig');
-  const document = {
-    clusters: [{ name: 'a', cluster: { server } }],
-    contexts: [{ name: 'a', context: { cluster: 'a' } }],
-  };
-  await writeFile(kubeconfig, JSON.stringify(document));
+  const kubeconfig = await writeContext(folder, server);
   return [
     makeTerminal({ environment: { HOME: folder }, signal }),
     { kubeconfig, context: 'a', namespace: 'n', output: 'table' },

@@ -1,11 +1,11 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { writeFile } from 'node:fs/promises';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { expect, it } from 'vitest';
 import { EXIT } from './errors.ts';
 import { makeFolder } from '../test/support/folder.ts';
+import { writeContext } from '../test/fixtures/kubeconfig.ts';
 
 /** Runs the command. The stream is closed before the command writes to it. Returns the exit code. */
 async function runWithout(stream: 'stdout' | 'stderr', ...args: string[]): Promise<unknown> {
@@ -31,14 +31,7 @@ it('ends at once after Ctrl+C although a connection is not established yet', asy
   const server = createServer();
   await once(server.listen(0, '127.0.0.1'), 'listening');
   const { port } = server.address() as AddressInfo;
-  const kubeconfig = join(folder, 'kubeconfig');
-  await writeFile(
-    kubeconfig,
-    JSON.stringify({
-      clusters: [{ name: 'a', cluster: { server: `https://127.0.0.1:${port}` } }],
-      contexts: [{ name: 'a', context: { cluster: 'a' } }],
-    }),
-  );
+  const kubeconfig = await writeContext(folder, `https://127.0.0.1:${port}`);
   const args = [
     join(import.meta.dirname, 'main.ts'),
     'vm',

@@ -10,6 +10,7 @@ import { EXIT } from './errors.ts';
 import { createProgram, run } from './program.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
 import { makeFolder } from '../test/support/folder.ts';
+import { writeContext } from '../test/fixtures/kubeconfig.ts';
 
 const KEY = `ssh-ed25519 AAAAC3NzaC1lZDI1NTE5${'A'.repeat(48)}`;
 
@@ -244,18 +245,10 @@ async function emptyCluster(bodies: unknown[] = []): Promise<string> {
  */
 async function signedIn(server: string): Promise<() => Promise<NodeJS.ProcessEnv>> {
   const home = makeFolder();
-  const kubeconfig = join(home, 'kubeconfig');
   const settings = join(home, '.config/berth');
   await mkdir(settings, { recursive: true });
-  const document = JSON.stringify({
-    clusters: [{ name: 'a', cluster: { server } }],
-    contexts: [{ name: 'a', context: { cluster: 'a', user: 'a' } }],
-    users: [{ name: 'a', user: { token: 'a' } }],
-    'current-context': 'a',
-  });
   return async () => {
     await writeFile(join(settings, 'config.yaml'), `{apiURL: ${server}, aliases: {namespacePrefix: ci-}}`);
-    await writeFile(kubeconfig, document);
-    return { HOME: home, KUBECONFIG: kubeconfig };
+    return { HOME: home, KUBECONFIG: await writeContext(home, server, { token: 'a' }) };
   };
 }

@@ -8,6 +8,7 @@ import { afterEach, beforeEach, expect, it } from 'vitest';
 import { change } from './rolebinding.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
 import { makeFolder } from '../test/support/folder.ts';
+import { writeContext } from '../test/fixtures/kubeconfig.ts';
 
 let folder: string;
 let server: Server;
@@ -38,13 +39,8 @@ afterEach(async () => {
 });
 
 async function add(namespace: string, ...serviceaccount: string[]): Promise<void> {
-  const kubeconfig = join(folder, 'kubeconfig');
-  const address = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
-  const document = {
-    clusters: [{ name: 'a', cluster: { server: address } }],
-    contexts: [{ name: 'a', context: { cluster: 'a' } }],
-  };
-  await writeFile(kubeconfig, JSON.stringify(document));
+  const { port } = server.address() as AddressInfo;
+  const kubeconfig = await writeContext(folder, `http://127.0.0.1:${port}`);
   await mkdir(join(folder, 'berth'));
   await writeFile(join(folder, 'berth', 'config.yaml'), 'aliases: {namespacePrefix: ci-}\n');
   await change(

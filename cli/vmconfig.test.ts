@@ -1,4 +1,4 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Command } from 'commander';
@@ -7,20 +7,14 @@ import { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import { makeTerminal } from '../test/fixtures/terminals.ts';
 import { addVMConfigCommands } from './vmconfig.ts';
+import { writeContext } from '../test/fixtures/kubeconfig.ts';
 
 let folder: string;
 let kubeconfig: string;
 
 beforeAll(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-vmconfig-'));
-  kubeconfig = join(folder, 'kubeconfig');
-  const document = {
-    clusters: [{ name: 'a', cluster: { server: 'http://127.0.0.1' } }],
-    contexts: [{ name: 'a', context: { cluster: 'a', user: 'a', namespace: 'team' } }],
-    users: [{ name: 'a', user: { token: 'a' } }],
-    'current-context': 'a',
-  };
-  await writeFile(kubeconfig, JSON.stringify(document));
+  kubeconfig = await writeContext(folder, 'http://127.0.0.1', { namespace: 'team', token: 'a' });
 });
 
 afterEach(() => vi.restoreAllMocks());

@@ -8,6 +8,7 @@ import { VM_KIND } from '../vm/kind.ts';
 import { createFromFile } from './create.ts';
 import { makeTerminal } from '../../test/fixtures/terminals.ts';
 import { makeFolder } from '../../test/support/folder.ts';
+import { writeContext } from '../../test/fixtures/kubeconfig.ts';
 
 afterEach(() => vi.restoreAllMocks());
 
@@ -29,13 +30,7 @@ it('is interrupted by a signal while it waits for the standard input', async () 
 
 it('creates objects without a namespace, or with an empty one, in the namespace of the command', async () => {
   const folder = makeFolder();
-  const kubeconfig = join(folder, 'kubeconfig');
-  const document = {
-    clusters: [{ name: 'a', cluster: { server: 'http://127.0.0.1' } }],
-    contexts: [{ name: 'a', context: { cluster: 'a', user: 'a', namespace: 'team' } }],
-    users: [{ name: 'a', user: { token: 'a' } }],
-  };
-  await writeFile(kubeconfig, JSON.stringify(document));
+  const kubeconfig = await writeContext(folder, 'http://127.0.0.1', { namespace: 'team', token: 'a' });
   const file = join(folder, 'vms.yaml');
   const { apiVersion, kind } = VM_KIND.type;
   const documents = [

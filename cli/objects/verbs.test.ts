@@ -1,14 +1,13 @@
 import { once } from 'node:events';
-import { writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { EXIT, Interrupted } from '../errors.ts';
 import { VM_KIND } from '../vm/kind.ts';
 import { watchList } from './verbs.ts';
 import { makeTerminal } from '../../test/fixtures/terminals.ts';
 import { makeFolder } from '../../test/support/folder.ts';
+import { writeContext } from '../../test/fixtures/kubeconfig.ts';
 
 const MAC = { metadata: { name: 'mac', namespace: 'a', uid: '1', resourceVersion: '1' }, spec: {} };
 
@@ -44,14 +43,8 @@ afterEach(async () => {
 
 /** Watches the VMs until the command has written twice: the list, and one change. Returns its output. */
 async function watched(...names: string[]): Promise<string[]> {
-  const kubeconfig = join(folder, 'kubeconfig');
-  const document = {
-    clusters: [
-      { name: 'a', cluster: { server: `http://127.0.0.1:${(server.address() as AddressInfo).port}` } },
-    ],
-    contexts: [{ name: 'a', context: { cluster: 'a', namespace: 'a' } }],
-  };
-  await writeFile(kubeconfig, JSON.stringify(document));
+  const { port } = server.address() as AddressInfo;
+  const kubeconfig = await writeContext(folder, `http://127.0.0.1:${port}`, { namespace: 'a' });
   const interrupt = new AbortController();
   const written: string[] = [];
   const out = (text: string) => {

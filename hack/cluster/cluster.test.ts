@@ -1,21 +1,15 @@
-import { writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
 import { expect, it, vi } from 'vitest';
 import { Cluster } from './cluster.ts';
 import { readRecord, startProcess, stopProcess } from './processes.ts';
 import type { ClusterState } from './state.ts';
 import { makeFolder } from '../../test/support/folder.ts';
+import { writeContext } from '../../test/fixtures/kubeconfig.ts';
 
 vi.mock('./controlplane.ts', () => ({ waitUntilReady: async () => {} }));
 
 it('starts a program of the control plane again with the same plan', async () => {
   const directory = makeFolder();
-  const kubeconfig = {
-    clusters: [{ name: 'a', cluster: { server: 'https://127.0.0.1:1' } }],
-    contexts: [{ name: 'a', context: { cluster: 'a' } }],
-    'current-context': 'a',
-  };
-  await writeFile(join(directory, 'kubeconfig'), JSON.stringify(kubeconfig));
+  await writeContext(directory, 'https://127.0.0.1:1');
   const plan = {
     name: 'kube-scheduler',
     file: 'tail',

@@ -22,6 +22,23 @@ function informer(...objects: KubeObject[]) {
   return { cache, readSince: 0, cutIfStale: () => undefined };
 }
 
+/** Returns options of a reconciler with these parts. By default, the caches have one host and nothing else. */
+function optionsWith(parts: object): EmulatorControllerOptions {
+  return {
+    vms: informer(),
+    pods: informer(),
+    taskPods: informer(),
+    nodes: informer({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'rack' } }),
+    servers: informer(),
+    consistency: new Consistency(),
+    hostRecords: { isGivenUp: () => false, missingSince: () => undefined },
+    recorder: { event: () => undefined },
+    config: parseConfig({}, 'test'),
+    clock: () => NOW,
+    ...parts,
+  } as unknown as EmulatorControllerOptions;
+}
+
 function podOf(name: string, labels: Record<string, string>, status: PodStatus): Pod {
   const metadata = { namespace: 'ci', name, uid: name, labels, resourceVersion: '1' };
   const spec = { nodeName: 'rack', containers: [] };
@@ -70,7 +87,7 @@ async function reconcile(cached: World, current: World, whenVMStops: 'Stop' | 'D
     status: { phase },
   });
   const deleted: string[] = [];
-  const options = {
+  const options = optionsWith({
     client: {
       get: async ({ kind }: Resource<KubeObject>, { name }: Ref) =>
         kind === 'VM' ? vm(current) : name === 'desk' ? VM_POD : current.pod,
@@ -86,15 +103,7 @@ async function reconcile(cached: World, current: World, whenVMStops: 'Stop' | 'D
     emulatorPods: informer(cached.pod),
     vms: informer(vm(cached)),
     pods: informer(VM_POD),
-    taskPods: informer(),
-    nodes: informer({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'rack' } }),
-    servers: informer(),
-    consistency: new Consistency(),
-    hostRecords: { isGivenUp: () => false, missingSince: () => undefined },
-    recorder: { event: () => undefined },
-    config: parseConfig({}, 'test'),
-    clock: () => NOW,
-  } as unknown as EmulatorControllerOptions;
+  });
   await new EmulatorReconciler(options).reconcile('ci/pixel', { logger: pino({ level: 'silent' }) });
   return { status: emulator.status, deleted };
 }
@@ -141,7 +150,7 @@ it('an Emulator tells once that the API server refuses the end of its Pod, and i
   };
   const events: object[] = [];
   let port = 40_000;
-  const options = {
+  const options = optionsWith({
     client: {
       get: async () => RUNNING,
       delete: async () => {
@@ -155,17 +164,8 @@ it('an Emulator tells once that the API server refuses the end of its Pod, and i
     },
     emulators: informer(emulator),
     emulatorPods: informer(RUNNING),
-    vms: informer(),
-    pods: informer(),
-    taskPods: informer(),
-    nodes: informer({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'rack' } }),
-    servers: informer(),
-    consistency: new Consistency(),
-    hostRecords: { isGivenUp: () => false, missingSince: () => undefined },
     recorder: { event: (_emulator: Emulator, event: object) => events.push(event) },
-    config: parseConfig({}, 'test'),
-    clock: () => NOW,
-  } as unknown as EmulatorControllerOptions;
+  });
   const reconciler = new EmulatorReconciler(options);
   const logger = pino({ level: 'silent' });
   await expect(reconciler.reconcile('ci/pixel', { logger })).rejects.toThrow(failure);
@@ -180,7 +180,7 @@ it.each([
   [true, 0],
 ])('the Pod of an Emulator that was removed by force ends (host given up: %s)', async (isGivenUp, grace) => {
   const deleted: object[] = [];
-  const options = {
+  const options = optionsWith({
     client: {
       get: async () => {
         throw new ApiError('emulators "pixel" not found', { reason: 'NotFound', status: 404 });
@@ -195,17 +195,8 @@ it.each([
     },
     emulators: informer(),
     emulatorPods: informer(RUNNING),
-    vms: informer(),
-    pods: informer(),
-    taskPods: informer(),
-    nodes: informer({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'rack' } }),
-    servers: informer(),
-    consistency: new Consistency(),
     hostRecords: { isGivenUp: () => isGivenUp, missingSince: () => undefined },
-    recorder: { event: () => undefined },
-    config: parseConfig({}, 'test'),
-    clock: () => NOW,
-  } as unknown as EmulatorControllerOptions;
+  });
   await new EmulatorReconciler(options).reconcile('ci/pixel', { logger: pino({ level: 'silent' }) });
   expect(deleted).toEqual([{ kind: 'Pod', name: 'pixel.emulator', gracePeriodSeconds: grace }]);
 });

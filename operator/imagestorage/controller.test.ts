@@ -1,7 +1,6 @@
 import { constantFrom } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { type StorageTarget, TASK_API_VERSION, type TaskReport } from '../../api/v1alpha1/task.ts';
@@ -19,6 +18,7 @@ import {
   replacedPlaces,
 } from '../image/place.ts';
 import { type ContentRemoval, isNeeded, needsOf, planRemovals, writingHosts } from './controller.ts';
+import { machineDocument } from '../../test/fixtures/machines.ts';
 
 const KEEP_MILLISECONDS = 600_000;
 /** Longest time in milliseconds that a write of an operator takes. */
@@ -38,21 +38,7 @@ function image(name: string, content?: MachineImageSource): Image {
 }
 
 function machinePod(source: MachineImageSource, phase: 'Pending' | 'Running' = 'Pending'): Pod {
-  const machine = {
-    apiVersion: MACHINE_API_VERSION,
-    vm: { namespace: 'platform-ci', name: 'guest', uid: 'v' },
-    attempt: 1,
-    image: source,
-    imageFormat: 'Auto',
-    network: { mode: 'NAT' },
-    ports: [],
-    automaticPorts: [],
-    vnc: { enabled: false },
-    readiness: { type: 'None' },
-    hardware: { uuid: '', serialNumber: '', macAddress: '' },
-    guestMetadata: {},
-    sshAuthorizedKeys: [],
-  };
+  const machine = machineDocument({ namespace: 'platform-ci', name: 'guest', uid: 'v' }, { image: source });
   return {
     apiVersion: 'v1',
     kind: 'Pod',

@@ -8,7 +8,6 @@ import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { request } from 'node:https';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { PassThrough } from 'node:stream';
 import { connect } from 'node:tls';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
@@ -18,12 +17,10 @@ import { executeInGuest } from '../../agent/drivers/qemu/guestexec.ts';
 import { MachineGuest } from '../../agent/drivers/qemu/guest.ts';
 import type { QemuMachine } from '../../agent/drivers/qemu/machine.ts';
 import { CommandMemory } from '../../agent/kubelet/limit.ts';
-import { KubeletServer } from '../../agent/kubelet/server.ts';
+import type { KubeletServer } from '../../agent/kubelet/server.ts';
 import { rest } from '../../base/time.ts';
-import { createKey } from '../../kube/certificates/certificate.ts';
-import type { Authorizer } from '../../kube/serving/authorization.ts';
-import { createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { FIN, SpdyClient } from '../wires/spdyclient.ts';
+import { startOpenKubelet } from './support/kubelet.ts';
 
 /** Time limit of the kubelet's readiness probe of the agent. */
 const PROBE_LIMIT_MILLISECONDS = 1_000;
@@ -51,31 +48,11 @@ beforeAll(async () => {
   const script = join(import.meta.dirname, 'support', 'guestagents.ts');
   guests = spawn(process.execPath, [script, ...folders], { stdio: ['ignore', 'pipe', 'inherit'] });
   await once(guests.stdout ?? guests, 'data');
-  const [authority, key] = [await createAuthority('clients'), await createKey()];
-  const certificate = await issue(authority, { key, commonName: 'host', ipAddresses: ['127.0.0.1'] });
   const honest = new GuestAgent(join(folder, 'honest'));
-  const target = {
-    console: async () => new PassThrough(),
-    port: async () => new PassThrough(),
-    execute: async (command: Parameters<typeof executeInGuest>[1]) => await executeInGuest(honest, command),
-  };
-  server = new KubeletServer({
-    nodeName: 'host',
-    listenAddress: '127.0.0.1',
-    port: 0,
-    clientCAFile: undefined,
-    certificate: { certificate, key: key.pem },
-    // Rights are tested elsewhere. Here everybody has them.
-    authorizer: { identify: async () => ({}), authorize: async () => true } as unknown as Authorizer,
-    logs: async () => new PassThrough(),
-    transfers: () => () => undefined,
-    streams: () => target,
-    unready: () => undefined,
-    metrics: new Registry(),
-    resources: { text: async () => '' },
-    logger,
-  });
-  port = await server.listen();
+  ({ server, port } = await startOpenKubelet(
+    async (command) => await executeInGuest(honest, command),
+    new Registry(),
+  ));
   server.hasJoined = true;
 });
 

@@ -1,19 +1,15 @@
 /** Arbitrary input on streams by a client with rights. The agent must go on, and its memory must stay small. */
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { PassThrough } from 'node:stream';
 import { connect, type TLSSocket } from 'node:tls';
 import * as fc from 'fast-check';
-import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, expect, it, type TestContext } from 'vitest';
-import { KubeletServer } from '../../agent/kubelet/server.ts';
-import { createKey } from '../../kube/certificates/certificate.ts';
-import type { Authorizer } from '../../kube/serving/authorization.ts';
-import { createAuthority, issue } from '../../hack/cluster/authority.ts';
+import type { KubeletServer } from '../../agent/kubelet/server.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { FIN, FRAME, SpdyClient } from '../wires/spdyclient.ts';
 import { hostileRuns, scaled, tried } from './support/attempts.ts';
+import { startOpenKubelet } from './support/kubelet.ts';
 
 const MEBIBYTE = 1024 * 1024;
 const NAMESPACE = 'platform-default';
@@ -32,30 +28,8 @@ let port: number;
 const sockets = new Set<TLSSocket>();
 
 beforeAll(async () => {
-  const [authority, key] = [await createAuthority('clients'), await createKey()];
-  const certificate = await issue(authority, { key, commonName: 'host', ipAddresses: ['127.0.0.1'] });
-  const target = {
-    console: async () => new PassThrough(),
-    port: async () => new PassThrough(),
-    execute: async () => await new Promise<never>(() => undefined),
-  };
-  server = new KubeletServer({
-    nodeName: 'host',
-    listenAddress: '127.0.0.1',
-    port: 0,
-    clientCAFile: undefined,
-    certificate: { certificate, key: key.pem },
-    // Rights are tested elsewhere. Here everybody has them.
-    authorizer: { identify: async () => ({}), authorize: async () => true } as unknown as Authorizer,
-    logs: async () => new PassThrough(),
-    transfers: () => () => undefined,
-    streams: () => target,
-    unready: () => undefined,
-    metrics,
-    resources: { text: async () => '' },
-    logger: pino({ level: 'silent' }),
-  });
-  port = await server.listen();
+  const execute = async () => await new Promise<never>(() => undefined);
+  ({ server, port } = await startOpenKubelet(execute, metrics));
 });
 
 afterEach(async () => {

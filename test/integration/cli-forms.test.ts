@@ -11,12 +11,10 @@ import { EMULATORS, IMAGES, ISOS, SERVERS, VM_CONFIGS } from '../../api/v1alpha1
 import { run } from '../../base/exec.ts';
 import { createProgram } from '../../cli/program.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { loadConnection } from '../../kube/credentials.ts';
 import { Emulators } from '../fixtures/emulatorobjects.ts';
 import { VMs } from '../fixtures/vms.ts';
-import { accountToken } from '../support/members.ts';
+import { accountToken, writeTokenKubeconfig } from '../support/members.ts';
 import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { makeTerminal } from '../fixtures/terminals.ts';
@@ -51,10 +49,10 @@ beforeAll(async () => {
   await bare.run({ namespace, name: 'paired' });
   await vms.waitForPhase('paired', 'Running');
   const token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
-  command = await BerthCommand.make(await kubeconfigWith(token, 'dev'));
+  command = await BerthCommand.make(await writeTokenKubeconfig(cluster, token, 'dev'));
   kubeconfigs = {
     admin: cluster.kubeconfig,
-    stale: await kubeconfigWith('eyJhbGciOiJub25lIn0.e30.', 'stale'),
+    stale: await writeTokenKubeconfig(cluster, 'eyJhbGciOiJub25lIn0.e30.', 'stale'),
     own: join(cluster.directory, 'cli-own.kubeconfig'),
   };
   copyFileSync(kubeconfigs['stale'] ?? '', kubeconfigs['own'] ?? '');
@@ -67,15 +65,6 @@ afterAll(async () => {
   await operator?.stop();
   await cluster?.stop();
 });
-
-async function kubeconfigWith(token: string, name: string): Promise<string> {
-  const { server, certificateAuthority: authority = '' } = await loadConnection({
-    kubeconfigPath: cluster.kubeconfig,
-  });
-  const path = join(cluster.directory, `cli-${name}.kubeconfig`);
-  writeKubeconfig(path, { server, authority, user: { kind: 'token', token } });
-  return path;
-}
 
 async function berth(...args: string[]): Promise<CommandResult> {
   return await command.run(args);

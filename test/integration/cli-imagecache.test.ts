@@ -4,16 +4,14 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { contentName } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES } from '../../api/v1alpha1/resources.ts';
 import { NODES, PODS } from '../../kube/core.ts';
-import { loadConnection } from '../../kube/credentials.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { accountToken } from '../support/members.ts';
+import { accountToken, writeTokenKubeconfig } from '../support/members.ts';
 import { BerthCommand, type CommandOptions, type CommandResult } from '../wires/berth.ts';
 
 const DEDICATED = 'berth.node-restriction.kubernetes.io/namespace';
@@ -48,8 +46,10 @@ beforeAll(async () => {
   writeFileSync(authority, server.authority);
   environment = { NODE_EXTRA_CA_CERTS: authority };
   const role = 'berth-role-admin';
-  member = await kubeconfigWith(await accountToken(cluster, { namespace, name: 'member' }, { role }));
-  stranger = await kubeconfigWith(await accountToken(cluster, { namespace, name: 'stranger' }));
+  const memberToken = await accountToken(cluster, { namespace, name: 'member' }, { role });
+  member = await writeTokenKubeconfig(cluster, memberToken, `${namespace}-member`);
+  const strangerToken = await accountToken(cluster, { namespace, name: 'stranger' });
+  stranger = await writeTokenKubeconfig(cluster, strangerToken, `${namespace}-stranger`);
   command = await BerthCommand.make(cluster.kubeconfig);
   command.configure(`apiURL: ${server.url}\n`);
   await waitFor('the rights', async () => (await asMember('node', 'list')).code === 0);
@@ -80,16 +80,6 @@ async function createHost(name: string): Promise<void> {
     spec: { taints: [{ key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' }] },
     status: { allocatable: { cpu: '16', memory: '64Gi', pods: '110', 'berth.dev/slot': '4' } },
   });
-}
-
-async function kubeconfigWith(token: string): Promise<string> {
-  const { server: address, certificateAuthority = '' } = await loadConnection({
-    kubeconfigPath: cluster.kubeconfig,
-  });
-  const path = join(cluster.directory, `${namespace}-${randomBytes(4).toString('hex')}.kubeconfig`);
-  const user = { kind: 'token', token } as const;
-  writeKubeconfig(path, { server: address, authority: certificateAuthority, user });
-  return path;
 }
 
 async function as(kubeconfig: string, args: readonly string[], more: CommandOptions = {}) {

@@ -8,14 +8,12 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { VERSION } from '../../api/v1alpha1/version.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { SECRETS } from '../../kube/core.ts';
-import { loadConnection } from '../../kube/credentials.ts';
 import { Emulators } from '../fixtures/emulatorobjects.ts';
 import { VMs } from '../fixtures/vms.ts';
-import { accountToken } from '../support/members.ts';
+import { accountToken, writeTokenKubeconfig } from '../support/members.ts';
 import { BerthCommand, type CommandOptions, type CommandResult } from '../wires/berth.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
 import type { StartedProgram } from '../wires/startedprogram.ts';
@@ -54,8 +52,8 @@ beforeAll(async () => {
   writeFileSync(authority, server.authority);
   environment = { NODE_EXTRA_CA_CERTS: authority };
   token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
-  command = await BerthCommand.make(await kubeconfigWith(token, 'dev'));
-  stale = await kubeconfigWith('eyJhbGciOiJub25lIn0.e30.', 'stale');
+  command = await BerthCommand.make(await writeTokenKubeconfig(cluster, token, 'dev'));
+  stale = await writeTokenKubeconfig(cluster, 'eyJhbGciOiJub25lIn0.e30.', 'stale');
   await waitFor('the rights', async () => (await berth('vm', 'list')).code === 0);
 });
 
@@ -66,15 +64,6 @@ afterAll(async () => {
   await operator?.stop();
   await cluster?.stop();
 });
-
-async function kubeconfigWith(token: string, name: string): Promise<string> {
-  const { server, certificateAuthority: authority = '' } = await loadConnection({
-    kubeconfigPath: cluster.kubeconfig,
-  });
-  const path = join(cluster.directory, `cli-${name}.kubeconfig`);
-  writeKubeconfig(path, { server, authority, user: { kind: 'token', token } });
-  return path;
-}
 
 async function berth(...args: string[]): Promise<CommandResult> {
   return await command.run(args, { environment });
@@ -378,7 +367,7 @@ describe('members of a namespace', () => {
     expect(await jsonAsAdmin('serviceaccount', 'list')).toContainEqual({ name, namespace });
     const token = await berthAsAdmin('serviceaccount', 'token', name, '--duration', '1h');
     expect([token.code, token.err, token.out]).toEqual([0, '', expect.stringMatching(/^[\w.-]+\n$/)]);
-    const kubeconfig = await kubeconfigWith(token.out.trim(), 'runner');
+    const kubeconfig = await writeTokenKubeconfig(cluster, token.out.trim(), 'runner');
     await waitFor(
       'the role',
       async () => (await command.run(['vm', 'list'], { environment, kubeconfig })).code === 0,

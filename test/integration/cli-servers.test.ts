@@ -1,12 +1,9 @@
 /** `berth server`: an administrator sees the power of servers and changes it, with the rights of the user alone. */
-import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { loadConnection } from '../../kube/credentials.ts';
 import { VMs } from '../fixtures/vms.ts';
-import { accountToken } from '../support/members.ts';
+import { accountToken, writeTokenKubeconfig } from '../support/members.ts';
 import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import { PoweredHosts } from '../worlds/poweredhosts.ts';
 
@@ -113,11 +110,7 @@ describe('berth server', () => {
       { namespace: 'platform-default', name: 'dev' },
       { role: 'berth-role-dev' },
     );
-    const { server, certificateAuthority: authority = '' } = await loadConnection({
-      kubeconfigPath: cluster.kubeconfig,
-    });
-    const kubeconfig = join(cluster.directory, 'member.kubeconfig');
-    writeKubeconfig(kubeconfig, { server, authority, user: { kind: 'token', token: member } });
+    const kubeconfig = await writeTokenKubeconfig(cluster, member, 'member');
     const denied = await command.run(['server', 'power', 'off', TWO], { kubeconfig });
     expect(denied.code).toBe(3);
     expect(hosts.isOn(TWO)).toBe(true);

@@ -9,15 +9,13 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { ConsoleReadOptions } from '../../agent/console/records.ts';
 import type { GuestCommand } from '../../agent/drivers/driver.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
-import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { PODS } from '../../kube/core.ts';
-import { loadConnection } from '../../kube/credentials.ts';
 import { runHere } from '../fixtures/guestprograms.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { accountToken } from '../support/members.ts';
+import { accountToken, writeTokenKubeconfig } from '../support/members.ts';
 import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import type { StartedProgram } from '../wires/startedprogram.ts';
 import { machineFor, operatorClient, podFor, TestHost } from '../worlds/agenthost.ts';
@@ -80,9 +78,9 @@ beforeAll(async () => {
     { namespace: NAMESPACE, name: 'dev' },
     { role: 'berth-role-dev' },
   );
-  command = await BerthCommand.make(await kubeconfigWith(token, 'dev'));
+  command = await BerthCommand.make(await writeTokenKubeconfig(cluster, token, `${suffix}-dev`));
   const reader = await accountToken(cluster, { namespace: NAMESPACE, name: 'viewer' }, { role: 'view' });
-  viewer = await kubeconfigWith(reader, 'viewer');
+  viewer = await writeTokenKubeconfig(cluster, reader, `${suffix}-viewer`);
   // Until the cluster has signed the agent's serving certificate, the API server does not connect to the agent.
   await waitFor('the VM to answer', async () => (await berth('exec', VM, '--', 'true')).code === 0);
 });
@@ -103,15 +101,6 @@ async function makeVM(name: string, phase: string): Promise<void> {
   await vms.create(name);
   const status = { status: { phase } };
   await cluster.client().mergePatch(VMS, { namespace: NAMESPACE, name }, status, { subresource: 'status' });
-}
-
-async function kubeconfigWith(token: string, name: string): Promise<string> {
-  const { server, certificateAuthority: authority = '' } = await loadConnection({
-    kubeconfigPath: cluster.kubeconfig,
-  });
-  const path = join(folder, `${name}.kubeconfig`);
-  writeKubeconfig(path, { server, authority, user: { kind: 'token', token } });
-  return path;
 }
 
 async function berth(verb: string, ...args: string[]): Promise<CommandResult> {

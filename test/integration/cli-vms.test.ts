@@ -5,9 +5,8 @@ import { IMAGES, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { loadConnection } from '../../kube/credentials.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
-import { accountToken } from '../support/members.ts';
+import { accountToken, writeTokenKubeconfig } from '../support/members.ts';
 import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 
@@ -37,8 +36,8 @@ beforeAll(async () => {
     spec: { image: IMAGE, architecture: 'arm64' },
   });
   const token = await accountToken(cluster, { namespace, name: 'dev' }, { role: 'berth-role-dev' });
-  command = await BerthCommand.make(await kubeconfigWith(token, 'dev'));
-  stale = await kubeconfigWith('eyJhbGciOiJub25lIn0.e30.', 'stale');
+  command = await BerthCommand.make(await writeTokenKubeconfig(cluster, token, 'dev'));
+  stale = await writeTokenKubeconfig(cluster, 'eyJhbGciOiJub25lIn0.e30.', 'stale');
   await waitFor('the rights', async () => (await berth('vm', 'list')).code === 0);
   late = berth(
     'vm',
@@ -61,15 +60,6 @@ afterAll(async () => {
   await operator?.stop();
   await cluster?.stop();
 });
-
-async function kubeconfigWith(token: string, name: string): Promise<string> {
-  const { server, certificateAuthority: authority = '' } = await loadConnection({
-    kubeconfigPath: cluster.kubeconfig,
-  });
-  const path = join(cluster.directory, `cli-${name}.kubeconfig`);
-  writeKubeconfig(path, { server, authority, user: { kind: 'token', token } });
-  return path;
-}
 
 async function berth(...args: string[]): Promise<CommandResult> {
   return await command.run(args);

@@ -1,6 +1,9 @@
 /** ServiceAccounts with roles, whose tokens tests send to the HTTP API. */
+import { join } from 'node:path';
 import type { Cluster } from '../../hack/cluster/index.ts';
+import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/tokens.ts';
+import { loadConnection } from '../../kube/credentials.ts';
 
 const TOKEN_SECONDS = 3600;
 
@@ -37,4 +40,18 @@ function bindings(
   return where === 'cluster'
     ? [['clusterrolebinding', `${namespace}-${name}`]]
     : where.map((one) => ['rolebinding', name, '-n', one]);
+}
+
+/** Writes a kubeconfig for the caller with this token into the folder of the cluster, and returns its path. `name` must be unique there. */
+export async function writeTokenKubeconfig(
+  { kubeconfig, directory }: Pick<Cluster, 'kubeconfig' | 'directory'>,
+  token: string,
+  name: string,
+): Promise<string> {
+  const { server, certificateAuthority: authority = '' } = await loadConnection({
+    kubeconfigPath: kubeconfig,
+  });
+  const path = join(directory, `cli-${name}.kubeconfig`);
+  writeKubeconfig(path, { server, authority, user: { kind: 'token', token } });
+  return path;
 }
