@@ -9,11 +9,11 @@
 import { copyFile, rename, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { runCommand } from './command.ts';
-import { adbdEntries } from './guest/adbd/entries.ts';
 import { onlyEntry } from './guest/disk.ts';
 import { firstFileSystem, unpackKernel } from './guest/kernel.ts';
 import { cacheFolder, madeOnce, type Recipe } from './guest/made.ts';
 import { Packages } from './guest/packages.ts';
+import { adbdEntries } from './guest/programs.ts';
 import type { GuestArchitecture } from './guest.ts';
 
 /** The modules that the guest loads. */
@@ -21,13 +21,7 @@ const MODULES = ['virtio_pci', 'virtio_net'];
 /** adbd is in the backports only. Its libraries come from the same suites, because those of other suites do not fit it. */
 const SUITES = ['bookworm-backports', 'bookworm'] as const;
 
-const SOURCES = [
-  'adbd.ts',
-  'guest/adbd/init.sh',
-  'guest/adbd/entries.ts',
-  'guest/kernel.ts',
-  'guest/cpio.ts',
-];
+const SOURCES = ['adbd.ts', 'guest/adbd/init.sh', 'guest/programs.ts', 'guest/kernel.ts', 'guest/cpio.ts'];
 
 /** Paths of the two files from which QEMU boots the guest. */
 export interface AdbdGuest {

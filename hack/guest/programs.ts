@@ -1,7 +1,7 @@
-/** Debian's QEMU guest agent, SSH server and bash with the libraries that they need, for the guest's first file system. */
+/** Programs of Debian with the libraries that they need, for the first file systems of guests. */
 import { readdir, readFile } from 'node:fs/promises';
 import { basename, join } from 'node:path';
-import { type CpioEntry, EXECUTABLE_MODE } from './cpio.ts';
+import { type CpioEntry, DIRECTORY_MODE, EXECUTABLE_MODE } from './cpio.ts';
 import type { Packages } from './packages.ts';
 
 /** Programs in `bin` of the guest, each with its package and its path in the package. */
@@ -31,35 +31,42 @@ const LIBRARIES = [
 const LOADERS = { amd64: 'lib64/ld-linux-x86-64.so.2', arm64: 'lib/ld-linux-aarch64.so.1' };
 
 /**
- * Returns entries for the programs in `bin`, their loader, and their libraries in `lib`. The caller makes these folders.
+ * Returns entries for the guest agent, the SSH server and bash in `bin`, their loader, and their libraries in `lib`. The caller makes these
+ * folders.
  * @throws Error if a library is in none of the packages that Debian names.
  */
 export async function programEntries(
   packages: Packages,
   architecture: keyof typeof LOADERS,
 ): Promise<CpioEntry[]> {
-  const paths = await libraryPaths(packages);
-  const loader = LOADERS[architecture];
-  const entry = async (path: string, file: string): Promise<CpioEntry> => ({
-    path,
-    mode: EXECUTABLE_MODE,
-    content: await readFile(file),
-  });
-  const library = async (path: string): Promise<CpioEntry> => {
-    const file = paths.get(basename(path));
-    if (file === undefined) {
-      throw new Error(`no package that the programs of the guest depend on has ${basename(path)}`);
-    }
-    return await entry(path, file);
-  };
-  return await Promise.all([
-    ...Object.entries(PROGRAMS).map(
-      async ([name, { package: packageName, path }]) =>
-        await entry(`bin/${name}`, join(await packages.unpack(packageName), path)),
-    ),
-    library(loader),
-    ...LIBRARIES.map(async (name) => await library(`lib/${name}`)),
-  ]);
+  const libraries = await libraryEntries(LIBRARIES, architecture, await libraryPaths(packages));
+  const programs = Object.entries(PROGRAMS).map(
+    async ([name, { package: packageName, path }]) =>
+      await executableEntry(`bin/${name}`, join(await packages.unpack(packageName), path)),
+  );
+  return [...(await Promise.all(programs)), ...libraries];
+}
+
+/** Returns entries for the loader, and for libraries in `lib`. `files` has the path of each library by its name. */
+async function libraryEntries(
+  names: readonly string[],
+  architecture: keyof typeof LOADERS,
+  files: ReadonlyMap<string, string>,
+): Promise<CpioEntry[]> {
+  const paths = [LOADERS[architecture], ...names.map((name) => `lib/${name}`)];
+  return await Promise.all(
+    paths.map(async (path) => {
+      const file = files.get(basename(path));
+      if (file === undefined) {
+        throw new Error(`no package that the programs of the guest depend on has ${basename(path)}`);
+      }
+      return await executableEntry(path, file);
+    }),
+  );
+}
+
+async function executableEntry(path: string, file: string): Promise<CpioEntry> {
+  return { path, mode: EXECUTABLE_MODE, content: await readFile(file) };
 }
 
 /** Returns the files of all libraries that the packages of the programs depend on, by their names. */
@@ -82,4 +89,52 @@ async function libraryPaths(packages: Packages): Promise<Map<string, string>> {
     }
   }
   return paths;
+}
+
+const ADBD = 'usr/lib/android-sdk/platform-tools/adbd';
+/** Folders that a client of ADB expects. */
+const FOLDERS = ['data', 'data/local', 'data/local/tmp', 'system', 'system/bin'];
+/** All libraries that adbd and these libraries themselves are linked with. */
+const ADBD_LIBRARIES = [
+  'libbase.so.0',
+  'libbrotlicommon.so.1',
+  'libbrotlidec.so.1',
+  'libbrotlienc.so.1',
+  'libc.so.6',
+  'libcap.so.2',
+  'libcrypto.so.0',
+  'libcutils.so.0',
+  'libgcc_s.so.1',
+  'libgcrypt.so.20',
+  'libgpg-error.so.0',
+  'liblog.so.0',
+  'liblz4.so.1',
+  'liblzma.so.5',
+  'libm.so.6',
+  'libprotobuf.so.32',
+  'libresolv.so.2',
+  'libssl.so.0',
+  'libstdc++.so.6',
+  'libsystemd.so.0',
+  'libz.so.1',
+  'libzstd.so.1',
+];
+
+/**
+ * Returns entries for `bin/adbd`, its loader, its libraries in `lib`, and folders as Android has them.
+ *
+ * @param files folder with the files of adbd's package and of all packages that it depends on
+ * @throws Error if they lack a library.
+ */
+export async function adbdEntries(files: string, architecture: keyof typeof LOADERS): Promise<CpioEntry[]> {
+  const libraries = (await readdir(files, { recursive: true })).filter((path) =>
+    /^(usr\/)?lib\/[^/]+-linux-gnu\/(android\/)?[^/]+$/.test(path),
+  );
+  // The first of several libraries of one name counts.
+  const paths = new Map(libraries.toReversed().map((path) => [basename(path), join(files, path)]));
+  return [
+    ...FOLDERS.map((path) => ({ path, mode: DIRECTORY_MODE })),
+    await executableEntry('bin/adbd', join(files, ADBD)),
+    ...(await libraryEntries(ADBD_LIBRARIES, architecture, paths)),
+  ];
 }
