@@ -215,8 +215,8 @@ function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: r
   // most of them come from other programs than hypervisors.
   const ofMachines = `meta skuid { ${users.join(', ')} }`;
   return `${removal(table)}table inet ${table} {
-  ${networkSet('may_not_reach', 'ipv4_addr', forbidden.ipv4)}
-  ${networkSet('may_not_reach_ipv6', 'ipv6_addr', forbidden.ipv6)}
+  ${networkSet('may_not_reach', 'ip daddr', forbidden.ipv4)}
+  ${networkSet('may_not_reach_ipv6', 'ip6 daddr', forbidden.ipv6)}
   chain reach {
     ${rules.join('\n    ')}
   }
@@ -232,7 +232,11 @@ function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: r
 `;
 }
 
-function networkSet(name: string, type: string, networks: readonly string[]): string {
+/**
+ * Returns a set of networks that rules compare with `field`. The set names the field instead of its type: nft 1.1 stores a single type in a
+ * form that makes nft 1.0 crash, and the nft of a host can be older than that of the agent's image.
+ */
+function networkSet(name: string, field: string, networks: readonly string[]): string {
   const elements = networks.length === 0 ? '' : `elements = { ${networks.join(', ')} };`;
-  return `set ${name} { type ${type}; flags interval; auto-merge; ${elements} }`;
+  return `set ${name} { typeof ${field}; flags interval; auto-merge; ${elements} }`;
 }

@@ -1,3 +1,5 @@
+import { globSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { describe, expect, it, test } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { Attachment, NamespaceAttachment, WantedAttachments } from './attachments.ts';
@@ -129,4 +131,14 @@ describe('peers of programs', () => {
     const { peer: _none, ...alone } = PROGRAM;
     expect(peerMatches({ machines: [machine('desk', '10.213.0.21')], namespaces: [alone] })).toEqual([]);
   });
+});
+
+/** nft 1.1 stores a single type of a set in a form that makes nft 1.0 of the same host crash, at each command. Both read fields. */
+test('no set of the agent has a single type: the nft of the host can be older than that of the agent', () => {
+  const folder = join(import.meta.dirname, '..');
+  const sources = globSync('**/*.ts', { cwd: folder }).filter((file) => !file.endsWith('.test.ts'));
+  const text = sources.map((file) => readFileSync(join(folder, file), 'utf8')).join('\n');
+  expect(text.match(/^ *(?:return `)?set \S+ \{\s*typeof /gm)?.length).toBe(5);
+  expect(text.match(/\bset \S+ \{\s*type [^.\n;]*$/gm)).toBeNull();
+  expect(text.match(/\bset \S+ \{\s*type [^.\n]*;/g)).toBeNull();
 });

@@ -74,7 +74,7 @@ function routed(layout: NatLayout, wanted: WantedAttachments, hasMetadata: boole
   ${lines(attachments.map((one) => `counter ${refusalCounter(one.tap)} { }`))}
   ${connectionsSet()}
   set guests_may_not_reach {
-    type ipv4_addr
+    typeof ip daddr
     flags interval
     auto-merge
     ${elements(layout.forbidden)}
@@ -345,13 +345,13 @@ function namespaceTable(layout: NatLayout, wanted: WantedAttachments): string {
   ${lines(namespaces.map(({ device }) => `counter ${refusalCounter(device)} { }`))}
   ${connectionsSet()}
   set may_not_reach {
-    type ipv4_addr
+    typeof ip daddr
     flags interval
     auto-merge
     ${elements(layout.forbidden)}
   }
   set addresses {
-    type ipv4_addr
+    typeof ip saddr
     ${elements(namespaces.map(({ address }) => address))}
   }
   set senders {

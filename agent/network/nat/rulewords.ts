@@ -54,7 +54,7 @@ const COUNTED_ADDRESSES = 65_535;
 /** Returns the definition of the set in which the kernel counts connections. */
 export function connectionsSet(): string {
   return `set ${CONNECTIONS_SET} {
-    type ipv4_addr
+    typeof ip saddr
     size ${COUNTED_ADDRESSES}
     flags dynamic
   }`;
