@@ -1,5 +1,5 @@
 #!/bin/sh
-# agent-packages.sh ARCHITECTURE: names of the Debian packages that the agent calls programs of. A name can end with a slash and an older release.
+# agent-packages.sh ARCHITECTURE: names of the Debian packages that the agent calls programs of.
 set -eu
 case $1 in
   amd64) echo qemu-system-x86 ;;
@@ -7,6 +7,4 @@ case $1 in
   *) echo "no hypervisor is packed for $1" >&2; exit 1 ;;
 esac
 # The D-Bus display, over which the agent sets the DPI of screens, is in qemu-system-modules-opengl.
-# nft of Debian 12 crashes when it reads rules that nft of Debian 13 wrote. Agents share the rules of their host with kube-proxy and others, so
-# the image has the older one.
-echo mount qemu-system-modules-opengl qemu-utils xz-utils iproute2 nftables/bookworm conntrack dnsmasq-base
+echo mount qemu-system-modules-opengl qemu-utils xz-utils iproute2 nftables conntrack dnsmasq-base

@@ -11,10 +11,6 @@ const ROOT = join(import.meta.dirname, '..', '..');
 const ROOT_ARCHIVE = 'root.tar';
 /** Release of Debian in the images. */
 export const SUITE = 'trixie';
-/** Archives of Debian. The last one has the packages of an older release (agent-packages.sh). */
-const ARCHIVES = [`debian ${SUITE}`, `debian-security ${SUITE}-security`, 'debian bookworm'].map(
-  (archive) => `deb http://deb.debian.org/${archive} main`,
-);
 /** Time limit for the root file system: 200 packages over a slow connection, on a busy machine. An idle machine takes 40 s. */
 const BOOTSTRAP_TIMEOUT_MILLISECONDS = 900_000;
 /** Files that nobody reads in a container. Licences are kept. */
@@ -46,7 +42,7 @@ export async function isBaseMade(): Promise<boolean> {
 
 async function keyOf(bootstrap: readonly string[]): Promise<string> {
   return createHash('sha256')
-    .update(JSON.stringify([bootstrap, ARCHIVES, process.version]))
+    .update(JSON.stringify([bootstrap, process.version]))
     .update(await readFile(join(import.meta.dirname, 'base.Dockerfile')))
     .digest('hex')
     .slice(0, 16);
@@ -90,7 +86,7 @@ async function makeContext(folder: string, bootstrap: readonly string[]): Promis
   await mkdir(join(folder, '..'), { recursive: true });
   const work = await mkdtemp(`${folder}-`);
   try {
-    await run('mmdebstrap', [...bootstrap, join(work, ROOT_ARCHIVE), ...ARCHIVES], {
+    await run('mmdebstrap', [...bootstrap, join(work, ROOT_ARCHIVE)], {
       timeoutMilliseconds: BOOTSTRAP_TIMEOUT_MILLISECONDS,
     });
     await copyFile(join(ROOT, 'node_modules', 'node', 'bin', 'node'), join(work, 'node'));

@@ -131,14 +131,3 @@ test('the agent image has the programs that the agent calls', async ({ skip }) =
   );
   expect(missing).toEqual([]);
 });
-
-test('the agent image has an nft whose rules the nft of Debian 12 can read', async ({ skip }) => {
-  if (unfit !== undefined) {
-    skip(unfit);
-  }
-  const version = await run('chroot', [image('agent').root, '/usr/sbin/nft', '--version'], {
-    timeoutMilliseconds: PROGRAM_MILLISECONDS,
-    environment: { PATH: process.env['PATH'] },
-  });
-  expect(version).toMatch(/^nftables v1\.0\./);
-});
