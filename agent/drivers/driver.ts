@@ -28,6 +28,8 @@ export interface RunningState {
    * know it.
    */
   accelerator?: string;
+  /** True if the guest was started from the memory of its image. Absent otherwise. */
+  fromMemory?: true;
 }
 
 /** Whether the guest has the display that its VM asks for. `message` is a sentence for people. */
@@ -149,6 +151,8 @@ export interface CopyOptions {
   /** Paths of the files for the memory of a running machine. If absent, only the disk is copied. */
   memory?: Pick<MemoryFiles, 'ram' | 'state'>;
   signal: AbortSignal;
+  /** Called with a sentence at the beginning of each part of the work on the memory. */
+  onStep?: (what: string) => void;
   /** Called with the progress in percent, first with 0. After this first call, the guest's writes no longer change the copy. */
   onProgress: (percent: number) => void;
 }

@@ -463,16 +463,28 @@ test('a machine whose memory has no room is not suspended until it has, and may 
   expect(kinds(model)).toEqual(['pause', 'suspend']);
 });
 
-test('a machine that an agent started and did not live to write down has run, with the time at which it is found', () => {
-  const model = new Model();
-  model.state = { kind: 'running', pid: 1, guestStarted: true, paused: false };
-  model.record = { ...model.record, created: true, running: false };
-  const step = plan(model.situation(), Date.parse('2030-01-01T00:00:00Z'));
-  expect(step).toMatchObject({
-    kind: 'note',
-    change: { running: true, everRan: true, startedAt: '2030-01-01T00:00:00Z' },
-  });
-});
+test.each([
+  [undefined, { reason: 'KeyDiffers' }],
+  [{ fromMemory: true } as const, { reason: 'Renewed' }],
+])(
+  'a machine that an agent started and did not live to write down has run, and tells how its guest began: %j',
+  (how, warmStart) => {
+    const model = new Model();
+    model.state = { kind: 'running', pid: 1, guestStarted: true, paused: false, ...how };
+    const known = {
+      created: true,
+      running: false,
+      fresh: true,
+      warmStart: { reason: 'KeyDiffers' },
+    } as const;
+    model.record = { ...model.record, ...known };
+    const step = plan(model.situation(), Date.parse('2030-01-01T00:00:00Z'));
+    const change = { running: true, everRan: true, fresh: false, startedAt: '2030-01-01T00:00:00Z' };
+    expect(step).toMatchObject({ kind: 'note', change });
+    model.stabilize();
+    expect(model.record.warmStart).toEqual(warmStart);
+  },
+);
 
 test('a machine that is off has no size of a run, also after a failed start, or a stop during which the agent was restarted', () => {
   const exited = { kind: 'exited', reason: 'GuestShutdown', message: 'x' } as const;

@@ -172,7 +172,16 @@ function noticed(situation: Situation, now: number): Partial<MachineRecord> | un
     const startedAt = record.startedAt ?? timestamp(now);
     return record.running
       ? undefined
-      : { running: true, everRan: true, released: false, end: undefined, startedAt };
+      : {
+          running: true,
+          everRan: true,
+          released: false,
+          fresh: false,
+          end: undefined,
+          startedAt,
+          // The driver knows how the guest began, also if the agent died just behind the start.
+          ...(state.fromMemory === true && { warmStart: { reason: 'Renewed' } }),
+        };
   }
   if (state.kind === 'suspended') {
     return undefined;

@@ -6,6 +6,7 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
+import { WarmStartRefused } from '../drivers/driver.ts';
 import { driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
 import { nameOfISO } from '../images/local/catalog.ts';
 import { consequenceOf } from './failure.ts';
@@ -94,6 +95,20 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
     'VM x Started: The machine runs with TCG',
     'Pod x Suspended: The machine is suspended to disk',
   ]);
+});
+
+it('records why a machine does not start from the memory before it boots, because the agent can die just behind the start', async () => {
+  const { host, record, operation, runtime } = newVm();
+  await STEPS.create(host, runtime, operation);
+  const memory = { ram: '', state: '', cpu: 1, memoryBytes: 1, key: '', savedAt: '' };
+  host.records.update(record, { base: { path: '', digest: '', format: 'raw', virtualSizeBytes: 1, memory } });
+  const driver = driverOfVM(host, record);
+  driver.startFromMemory = async () =>
+    await Promise.reject(new WarmStartRefused('KeyDiffers', 'The processor differs'));
+  const recorded: unknown[] = [];
+  driver.start = async () => void recorded.push(record.warmStart);
+  await STEPS.start(host, runtime, operation);
+  expect(recorded).toEqual([{ reason: 'KeyDiffers', message: 'The processor differs' }]);
 });
 
 it('tells the VM why its machine was not suspended, because the VM stays Running', async () => {

@@ -19,22 +19,36 @@ export async function startMachine(
     await driverOf(host, record).start(folder, plan, abort.signal);
     return record.warmStart;
   }
+  const outcome = await startWarm(host, { record, folder }, plan, abort.signal);
+  if (outcome?.reason !== 'Renewed') {
+    // If the agent dies just behind the start, the record tells how the guest began.
+    host.records.update(record, { warmStart: outcome });
+    await driverOf(host, record).start(folder, plan, abort.signal);
+  }
+  return outcome;
+}
+
+/** Starts the machine from the memory of its image. Returns why not if it does not start from it; undefined if there is no memory. */
+async function startWarm(
+  host: PodHost,
+  { record, folder }: Pick<Runtime, 'record' | 'folder'>,
+  plan: LaunchPlan,
+  signal: AbortSignal,
+): Promise<WarmStart | undefined> {
   const obstacle = obstacleOf(record);
   const memory = record.base?.memory;
-  if (memory !== undefined && obstacle === undefined) {
-    try {
-      await driverOfVM(host, record).startFromMemory(folder, plan as VmLaunchPlan, memory, abort.signal);
-      return { reason: 'Renewed' };
-    } catch (error) {
-      if (!(error instanceof WarmStartRefused)) {
-        throw error;
-      }
-      await driverOf(host, record).start(folder, plan, abort.signal);
-      return { reason: error.reason, message: error.message };
-    }
+  if (memory === undefined || obstacle !== undefined) {
+    return obstacle;
   }
-  await driverOf(host, record).start(folder, plan, abort.signal);
-  return obstacle;
+  try {
+    await driverOfVM(host, record).startFromMemory(folder, plan as VmLaunchPlan, memory, signal);
+    return { reason: 'Renewed' };
+  } catch (error) {
+    if (!(error instanceof WarmStartRefused)) {
+      throw error;
+    }
+    return { reason: error.reason, message: error.message };
+  }
 }
 
 /** Returns why a machine whose image has memory boots from its disk; undefined if it can start from memory, or its image has no memory. */

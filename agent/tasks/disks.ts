@@ -104,12 +104,13 @@ export async function withMachine(
   }
   const { folder, machine, driver, memoryBytes } = found;
   const mark = await freshMark(context);
-  const bytes = (await driver.copyBytes(folder)) + (isMemoryAsked ? memoryBytes : 0);
+  // While the memory is prepared, it is on the disk twice.
+  const bytes = (await driver.copyBytes(folder)) + (isMemoryAsked ? 2 * memoryBytes : 0);
   return await withCopy(host, { bytes, context }, async ({ path: target, ram, state }, options) => {
     context.log(`Copying the disk${isMemoryAsked ? ' and the memory' : ''} of VM ${vm.namespace}/${vm.name}`);
     const { consistency, virtualSizeBytes, memory } = await driver.copyDisk(folder, {
       target,
-      ...(isMemoryAsked && { memory: { ram, state } }),
+      ...(isMemoryAsked && { memory: { ram, state }, onStep: context.log }),
       ...options.copying,
     });
     if (isMemoryAsked && memory === undefined) {

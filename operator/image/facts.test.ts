@@ -268,6 +268,16 @@ describe('an Image that asks for the memory of its VM', () => {
     expect(conditionOf(later, 'Ready')).toMatchObject({ status: 'True', message: 'The image has content' });
   });
 
+  it('waits for room for a clone of the VM on its host, which prepares the memory', () => {
+    const sized: VM = { ...ran, status: { ...ran.status, resources: { memory: '1Gi' } } };
+    const memoryOf = (from: ImageSpec['source']) =>
+      planImage(observed({ source: from }, {}, sized)).createJob?.spec.template.spec.containers[0]?.resources;
+    const { requests, limits } = memoryOf(source) ?? {};
+    expect(requests?.['memory']).toBe(`${1024 + 128 + 16}Mi`);
+    expect(limits).toEqual(requests);
+    expect(memoryOf(FROM_VM)?.requests?.['memory']).toBe('16Mi');
+  });
+
   it('says so if the host reported none, for example because its agent is older', () => {
     const later = withoutJobs(saved({ consistency: 'Crash' }));
     expect(planImage(later).status.memory).toBeUndefined();

@@ -1,6 +1,7 @@
 /** Determines which operation an Image or ISO needs next. One operation runs at a time, and others wait. All functions are pure. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
+import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { NO_IMAGE_STORAGE, STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -35,6 +36,8 @@ export interface ImageOperation {
   readonly pullSecrets?: readonly string[];
   /** Name of the VM's host if the task copies a VM's disk. If it is undefined, any host can do the task. */
   readonly nodeName?: string;
+  /** Memory in bytes of the clone in which the host prepares the memory of the VM. */
+  readonly machineBytes?: bigint | undefined;
 }
 
 /** Reason why an operation is not possible yet, or will never be possible. */
@@ -194,7 +197,14 @@ function save(
   const { uid = '', namespace = '' } = vm.metadata;
   const memory = withMemory ? true : undefined;
   const task: Task = { apiVersion, type: 'save', vm: { namespace, name: vmName, uid }, memory, target };
-  return { kind: 'operation', type, requestedAt, task, nodeName, pullSecrets: storageSecrets(target) };
+  const machineBytes = withMemory ? bytesOf(vm) : undefined;
+  const pullSecrets = storageSecrets(target);
+  return { kind: 'operation', type, requestedAt, task, nodeName, pullSecrets, machineBytes };
+}
+
+/** Returns the memory in bytes that a machine like that of the VM needs on its host. */
+function bytesOf({ status }: VM): bigint {
+  return parseQuantity(status?.resources?.memory ?? '0') + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES);
 }
 
 /**

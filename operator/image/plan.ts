@@ -1,4 +1,5 @@
 /** Plans the next work for an Image or ISO, and computes its whole status. All functions are pure. */
+
 import { timestamp } from '../../base/time.ts';
 import { createHash } from 'node:crypto';
 import { waitAfter } from '../../base/backoff.ts';
@@ -152,7 +153,7 @@ function buildJob(
   attempt: number,
 ): Unsaved<Job> {
   const { name, namespace = '', uid = '' } = object.metadata;
-  const { type, requestedAt, task, pullSecrets = [], nodeName } = operation;
+  const { type, requestedAt, task, pullSecrets = [], nodeName, machineBytes } = operation;
   const found = credentialsFor(referencesOf(task), credentials);
   const metadata: Partial<ObjectMeta> = {
     name: jobName(uid, operation, attempt),
@@ -182,6 +183,7 @@ function buildJob(
     tolerates: nodeName === undefined ? [] : ['cordon'],
     // The Job uses no slot, so that a host without a free slot can save the disk of one of its VMs.
     takesSlot: false,
+    machineBytes,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,
     ttlSecondsAfterFinished: UNREAD_JOB_SECONDS,
     priorityClassName: config.priorityClassName,

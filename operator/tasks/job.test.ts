@@ -47,6 +47,8 @@ it('a task states small requests and limits, so that no quota for them and no Li
   const resourcesOf = (takesSlot: boolean) => podWith({ takesSlot }).containers[0]?.resources;
   expect(resourcesOf(false)).toEqual({ requests: small, limits: small });
   expect(resourcesOf(true)).toEqual({ requests: counted, limits: counted });
+  const { memory } = podWith({ machineBytes: 2n ** 30n }).containers[0]?.resources?.requests ?? {};
+  expect(memory).toBe('1040Mi');
 });
 
 it('the Job and its Pod are found by the workload, the Pod has the task, and the operator decides about retries', () => {

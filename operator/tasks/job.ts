@@ -35,6 +35,8 @@ export interface TaskJobOptions {
   readonly placement: Placement;
   /** Whether the task uses one of the host's slots for machines. */
   readonly takesSlot: boolean;
+  /** Memory in bytes of a machine that runs during the task. The Pod waits until its host has this memory. */
+  readonly machineBytes?: bigint | undefined;
   /** States of a host in which the task can begin nevertheless. */
   readonly tolerates?: readonly (keyof typeof TAINTS)[];
   readonly activeDeadlineSeconds: number;
@@ -74,9 +76,10 @@ const TAINTS = {
 
 function podSpec(options: TaskJobOptions): PodSpec {
   const { containerImage, pullSecrets, placement, tolerates = [], takesSlot, priorityClassName } = options;
+  const { machineBytes = 0n } = options;
   const resources = {
     cpu: formatMillis(TASK_CPU_MILLIS),
-    memory: formatQuantity(TASK_MEMORY_BYTES),
+    memory: formatQuantity(BigInt(TASK_MEMORY_BYTES) + machineBytes),
     ...(takesSlot && { [SLOT_RESOURCE]: '1' }),
   };
   return {

@@ -201,6 +201,9 @@ function disk(state: MachineFile): string[] {
  * would use the names in the disk file, which cannot be trusted.
  */
 export function diskNode(state: MachineFile): Record<string, unknown> {
+  if (state.isRaw === true) {
+    return { driver: 'raw', file: file(FILES.rawDisk) };
+  }
   const backing = state.base === undefined ? null : baseNode(state.base);
   return { driver: 'qcow2', file: file(FILES.disk), backing };
 }

@@ -19,12 +19,14 @@ import type { MachineContext } from './launch.ts';
 import {
   dropImageMemory,
   makeStreamFolder,
+  preparedDisk,
+  prepareImage,
   removeMemoryFiles,
   requireSavable,
   saveStream,
-  splitStream,
 } from './imagememory.ts';
 import type { QemuMachine } from './machine.ts';
+import { requireSafe } from './memorykey.ts';
 import type { HostPlatforms } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
 import {
@@ -54,6 +56,13 @@ const THAW_LIMIT = 10;
 const NOT_FROZEN =
   'The memory of the VM cannot be saved, because no guest agent froze its file systems. Install qemu-guest-agent in the guest and start it';
 
+/** Reasons of errors that tell why the memory was not saved. */
+const OF_MEMORY: ReadonlySet<string> = new Set(['MemoryNotSaved', 'SaveHookFailed']);
+
+interface RunningCopy extends CopyOptions {
+  interruption: AbortController;
+}
+
 /** Result of a copy without the size of the disk. */
 type Copied = Omit<DiskCopy, 'virtualSizeBytes'>;
 
@@ -66,6 +75,8 @@ export class DiskCopies {
   readonly #copies = new Map<AbortController, Promise<unknown>>();
   readonly #serial = new Serial();
   #copying = false;
+  /** Aborts the copy that prepares the memory of an image. Undefined if no copy does. */
+  #preparation: AbortController | undefined;
   #tidied = false;
   #tidying: Promise<void> | undefined;
   /** Time of the next cleanup for an inspection, in milliseconds since the start of this process. */
@@ -85,8 +96,16 @@ export class DiskCopies {
   /**
    * Runs `work` when all earlier copies have ended. Copies that are requested after this call wait until `work` has ended. If the signal
    * aborts before `work` begins, the promise rejects at once and `work` never runs. Later, the signal has no effect.
+   *
+   * A copy that prepares the memory of an image ends at once, because its clone can run for minutes and the machine must not wait for it.
    */
   async exclusively<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
+    const why = 'The machine was started, continued or reset while its memory was prepared';
+    this.#preparation?.abort(new ReasonedError('Interrupted', why));
+    return await this.#whenFree(work, signal);
+  }
+
+  async #whenFree<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
     const waiting = Promise.withResolvers<never>();
     const giveUp = () => waiting.reject(signal?.reason);
     signal?.addEventListener('abort', giveUp, { once: true });
@@ -109,7 +128,7 @@ export class DiskCopies {
   async run(options: CopyOptions): Promise<DiskCopy> {
     const interruption = new AbortController();
     const signal = AbortSignal.any([options.signal, interruption.signal]);
-    const copy = this.#runWhenFree({ ...options, signal });
+    const copy = this.#runWhenFree({ ...options, signal }, interruption);
     this.#copies.set(interruption, copy);
     try {
       return await copy;
@@ -156,19 +175,20 @@ export class DiskCopies {
   /**
    * Copies the disk when all earlier work is done. If the signal aborts, a waiting copy ends at once, and a running copy removes its files.
    */
-  async #runWhenFree(options: CopyOptions): Promise<DiskCopy> {
-    return await this.exclusively(async () => {
+  async #runWhenFree(options: CopyOptions, interruption: AbortController): Promise<DiskCopy> {
+    return await this.#whenFree(async () => {
       this.#copying = true;
       try {
         await this.tidy();
-        return await this.#copy(options);
+        return await this.#copy({ ...options, interruption });
       } finally {
         this.#copying = false;
+        this.#preparation = undefined;
       }
     }, options.signal);
   }
 
-  async #copy(options: CopyOptions): Promise<DiskCopy> {
+  async #copy(options: RunningCopy): Promise<DiskCopy> {
     const file = await this.#machine.state.read();
     if (file === undefined) {
       throw new ReasonedError('NoMachine', `There is no machine ${this.#folder.uid}`);
@@ -201,10 +221,8 @@ export class DiskCopies {
     await writeCopyNote(path, { ...known, ...change });
   }
 
-  async #copyRunning(
-    file: MachineFile,
-    { target, memory, signal, onProgress }: CopyOptions,
-  ): Promise<Copied> {
+  async #copyRunning(file: MachineFile, options: RunningCopy): Promise<Copied> {
+    const { target, memory, signal, onProgress } = options;
     const { path, uid } = this.#folder;
     const { isRoot } = this.#context;
     const hypervisor = await this.#machine.required();
@@ -221,9 +239,16 @@ export class DiskCopies {
     const source = await serveSnapshot(qmp);
     onProgress(0);
     const as = runAs && { ...runAs, gid: this.#context.readers ?? runAs.gid };
-    await convertToRaw(source, target, { folder: path, mark: markOf(uid), as, signal, onProgress });
-    const saved = memory && (await this.#splitStream(file, memory, savedAt));
-    return { consistency: frozen ? 'FileSystem' : 'Crash', ...(saved && { memory: saved }) };
+    const disk = memory === undefined ? target : preparedDisk(this.#folder);
+    await convertToRaw(source, disk, { folder: path, mark: markOf(uid), as, signal, onProgress });
+    const consistency = frozen ? 'FileSystem' : 'Crash';
+    if (memory === undefined) {
+      return { consistency };
+    }
+    // The rest of the work does not need the machine, and its guest writes faster without the filter.
+    await dropSnapshot(qmp);
+    await removeSnapshotFiles(path, true);
+    return { consistency, memory: await this.#prepareImage(file, { ...options, memory }, savedAt) };
   }
 
   /** Prepares a snapshot of the disk. Returns the function that takes it. */
@@ -239,22 +264,43 @@ export class DiskCopies {
     runAs: RunAs | undefined,
   ): Promise<() => Promise<void>> {
     const { memoryBytes } = requireSavable(file);
-    await makeStreamFolder(this.#folder);
+    await this.#requireStartable(file);
+    await makeStreamFolder(this.#folder, this.#context);
     const { state } = this.#machine;
     const save = async () => await saveStream(this.#folder, { memoryBytes, runAs, qmp, state });
     return async () => await this.#machine.whileSaving(save);
   }
 
-  async #splitStream(
+  /** Checks that this host can start machines from memory. @throws ReasonedError when it cannot, because then nothing proves the image. */
+  async #requireStartable({ architecture }: MachineFile): Promise<void> {
+    try {
+      requireSafe(await this.#platforms.of(architecture), {}, this.#context.ownRoot !== undefined);
+    } catch (error) {
+      throw new ReasonedError('MemoryNotSaved', `The host cannot start from memory. ${messageOf(error)}`, {
+        cause: error,
+      });
+    }
+  }
+
+  async #prepareImage(
     file: MachineFile,
-    files: NonNullable<CopyOptions['memory']>,
+    {
+      target,
+      memory,
+      signal,
+      onStep,
+      interruption,
+    }: RunningCopy & { memory: NonNullable<CopyOptions['memory']> },
     savedAt: number,
   ): Promise<MemoryFiles> {
+    this.#preparation = interruption;
     try {
       const platform = await this.#platforms.of(file.architecture);
-      return await splitStream(this.#folder, { file, platform, files, savedAt }, this.#context);
+      const files = { ...memory, disk: target };
+      const preparation = { file, platform, files, savedAt, signal, onStep };
+      return await prepareImage(this.#folder, preparation, this.#context);
     } catch (error) {
-      await removeMemoryFiles(files);
+      await removeMemoryFiles(memory);
       throw error;
     }
   }
@@ -308,11 +354,11 @@ export class DiskCopies {
     if (signal.aborted) {
       return signal.reason;
     }
+    if (error instanceof ReasonedError && OF_MEMORY.has(error.reason)) {
+      return error;
+    }
     if (running && (await this.#machine.process()) === undefined) {
       return new ReasonedError('Interrupted', 'The machine ended while its disk was copied');
-    }
-    if (error instanceof ReasonedError && error.reason === 'MemoryNotSaved') {
-      return error;
     }
     return new ReasonedError('CopyFailed', `The disk was not copied: ${messageOf(error)}`);
   }
@@ -325,7 +371,7 @@ export class DiskCopies {
       if (note.target !== undefined) {
         await rm(note.target, { force: true });
       }
-      await dropImageMemory(this.#folder);
+      await dropImageMemory(this.#folder, this.#context);
       const hypervisor = await this.#machine.hypervisor();
       const qmp = await hypervisor?.qmp();
       const thawed = !note.frozen || (await this.#thaw(hypervisor, note));

@@ -33,6 +33,7 @@ import {
   WarmStartRefused,
 } from '../driver.ts';
 import { DiskCopies } from './diskcopies.ts';
+import { startedWith } from './displaycard.ts';
 import { DisplayDpi } from './dpi.ts';
 import { createFiles, enlargeDisk, remakeFiles } from './files.ts';
 import { MachineGuest } from './guest.ts';
@@ -42,7 +43,7 @@ import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { requireSafe, requireSame } from './memorykey.ts';
 import { type GuestPlatform, HostPlatforms } from './platform.ts';
-import { type Renewed, renewGuest } from './renewal.ts';
+import { identityOf, type Renewed, renewGuest } from './renewal.ts';
 import { FILES, findMachines, readMachineFile, requireMachineFile } from './state.ts';
 import { MachineStreams } from './streams.ts';
 
@@ -167,10 +168,13 @@ export class QemuDriver implements DriverOfVMs {
     const note = (step: string) => void (milliseconds[step] = Math.round(performance.now() - began));
     const { accelerator } = platform;
     const renew = async ({ guestAgent }: Hypervisor): Promise<Renewed> =>
-      await renewGuest(guestAgent, plan, { accelerator, signal, onAnswer: () => note('answered') });
+      await renewGuest(guestAgent, identityOf(plan), { accelerator, signal, onAnswer: () => note('answered') });
     let renewed: Renewed;
     try {
-      renewed = await machine.startFromMemory(plan, platform, memory, { renew, note });
+      const launched = startedWith(plan, platform);
+      const { diskSizeBytes = 0 } = plan.guest;
+      const options = { launched, diskSizeBytes, memory, renew, note, signal };
+      renewed = await machine.startFromMemory(plan, platform, options);
       note('renewed');
     } catch (error) {
       await this.#remake(folder, platform);

@@ -165,7 +165,7 @@ export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs
  * have another owner, for example if an earlier version of the agent made them.
  */
 export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<void> {
-  for (const name of [FILES.disk, FILES.variables]) {
+  for (const name of [FILES.disk, FILES.rawDisk, FILES.variables]) {
     // A missing file is no error, because some machines have no disk or no firmware variables.
     await undefinedIf(isMissing, chmod(join(folder, name), 0o600));
     await undefinedIf(isMissing, lchown(join(folder, name), uid, gid));

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { afterSync, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
 import { type GuestCommandResult, StreamRefused } from '../driver.ts';
-import { GuestAgent, whileFrozen } from './guestagent.ts';
+import { GuestAgent, thawIfFrozen, whileFrozen } from './guestagent.ts';
 import { executeInGuest } from './guestexec.ts';
 
 /** Time in which a use of the guest agent may end before an urgent use interrupts it. */
@@ -73,6 +73,16 @@ describe('a freeze', () => {
       'guest-exec',
       'guest-exec',
     ]);
+  });
+});
+
+describe('a thaw', () => {
+  it('ends at once when its signal aborts, because a deletion of the machine waits for its renewal', async () => {
+    const end = new AbortController();
+    const thawing = thawIfFrozen(agent, end.signal);
+    await firstCommand;
+    end.abort(new Error('the machine is deleted'));
+    await expect(thawing).rejects.toThrow('the machine is deleted');
   });
 });
 

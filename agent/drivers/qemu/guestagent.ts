@@ -257,7 +257,7 @@ async function freezeAround(
     await work();
   } finally {
     try {
-      await thawOver(connection, agent.folder, signal.aborted ? 1 : THAW_ATTEMPTS);
+      await thawOver(connection, agent.folder, { attempts: signal.aborted ? 1 : THAW_ATTEMPTS });
       await remember(false);
     } catch (error) {
       freeze.problems.push(String(error));
@@ -267,32 +267,48 @@ async function freezeAround(
 }
 
 /**
- * Requests a thaw of the guest's file systems. The request has no effect if the file systems are not frozen. @throws Error when the guest
- * does not confirm the thaw.
+ * Freezes the guest's file systems, and leaves them so, because the guest is saved in this state. @throws Error when the guest does not confirm
+ * it.
  */
-export async function thaw(agent: GuestAgent): Promise<void> {
-  await agent.urgently(async () => {
-    const connection = await GuestConnection.open(agent.folder, {});
+export async function freeze(agent: GuestAgent, signal: AbortSignal): Promise<void> {
+  const options = { timeoutMilliseconds: FREEZE_TIMEOUT_MILLISECONDS, signal };
+  await agent.use({ signal }, async (connection) => {
     if (connection === undefined) {
-      throw new Error(PERHAPS_FROZEN);
+      throw new Error('The guest agent does not answer');
     }
-    await thawOver(connection, agent.folder, 1);
+    await connection.execute('guest-fsfreeze-freeze', options);
   });
+}
+
+/**
+ * Requests a thaw of the guest's file systems. The request has no effect if the file systems are not frozen. @throws Error when the guest
+ * does not confirm the thaw; the signal's reason when the signal aborts.
+ */
+export async function thaw(agent: GuestAgent, signal?: AbortSignal): Promise<void> {
+  await agent.urgently(async () => {
+    const connection = await openForThaw(agent, signal);
+    await thawOver(connection, agent.folder, { attempts: 1, signal });
+  });
+}
+
+async function openForThaw({ folder }: GuestAgent, signal: AbortSignal | undefined): Promise<GuestConnection> {
+  const connection = await GuestConnection.open(folder, signal === undefined ? {} : { signal });
+  if (connection === undefined) {
+    throw new Error(PERHAPS_FROZEN);
+  }
+  return connection;
 }
 
 /**
  * Thaws the guest's file systems, unless the guest agent says that they are not frozen. Returns whether they were thawed. A needless thaw would
  * take a tenth of a second in an emulated guest, because it runs the guest's hooks. @throws Error when the guest does not answer, or does not
- * confirm the thaw.
+ * confirm the thaw; the signal's reason when the signal aborts.
  */
-export async function thawIfFrozen(agent: GuestAgent): Promise<boolean> {
+export async function thawIfFrozen(agent: GuestAgent, signal: AbortSignal): Promise<boolean> {
   return await agent.urgently(async () => {
-    const connection = await GuestConnection.open(agent.folder, {});
-    if (connection === undefined) {
-      throw new Error(PERHAPS_FROZEN);
-    }
+    const connection = await openForThaw(agent, signal);
     try {
-      const options = { timeoutMilliseconds: THAW_TIMEOUT_MILLISECONDS };
+      const options = { timeoutMilliseconds: THAW_TIMEOUT_MILLISECONDS, signal };
       const status = await undefinedIf(isRefusal, connection.execute('guest-fsfreeze-status', options));
       if (status === 'thawed') {
         return false;
@@ -309,14 +325,19 @@ function isRefusal(error: unknown): boolean {
   return error instanceof GuestAgentRefusal;
 }
 
-async function thawOver(first: GuestConnection, folder: string, attempts: number): Promise<void> {
+async function thawOver(
+  first: GuestConnection,
+  folder: string,
+  { attempts, signal }: { attempts: number; signal?: AbortSignal | undefined },
+): Promise<void> {
   let connection: GuestConnection | undefined = first;
   for (let attempt = 1; ; attempt += 1) {
     try {
       if (connection === undefined) {
         throw new Error(PERHAPS_FROZEN);
       }
-      await connection.execute('guest-fsfreeze-thaw', { timeoutMilliseconds: THAW_TIMEOUT_MILLISECONDS });
+      const options = { timeoutMilliseconds: THAW_TIMEOUT_MILLISECONDS, signal };
+      await connection.execute('guest-fsfreeze-thaw', options);
       return;
     } catch (error) {
       if (attempt === attempts) {

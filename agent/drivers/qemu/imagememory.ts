@@ -1,12 +1,13 @@
 /**
  * Saves the memory of a running machine for an image, from which other machines start. The memory and the disk are of one moment: the guest
- * is paused once, while the hypervisor writes its whole memory as a stream. A second hypervisor, whose guest never runs, then turns the stream
- * into the two files of an image: the memory, which later machines share until they write to it, and the state of the devices.
+ * is paused once, while the hypervisor writes its whole memory as a stream. A clone of the machine continues from the stream without a network,
+ * and prepares itself. Its memory and the state of its devices become two files of the image. Later machines share the memory until they write to
+ * it. A second clone proves the image.
  */
-import { chmod, copyFile, mkdir, rename, rm, stat } from 'node:fs/promises';
+import { chmod, chown, copyFile, mkdir, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
 import { removeTrees } from '../../../base/files.ts';
 import { timestamp } from '../../../base/time.ts';
 import type { MemoryFiles } from '../../disks/disk.ts';
@@ -14,7 +15,7 @@ import { createQcow2 } from '../../disks/qemuimg.ts';
 import { killByArgument } from '../../processes/process.ts';
 import { type MachineFolder, WarmStartRefused } from '../driver.ts';
 import { processMark } from './arguments.ts';
-import { makeVariables } from './files.ts';
+import { makeVariables, newGeneration } from './files.ts';
 import { goOn } from './hypervisor.ts';
 import type { MachineContext, MachineStart } from './launch.ts';
 import { QemuMachine } from './machine.ts';
@@ -22,23 +23,29 @@ import { saveMemory } from './memory.ts';
 import { memoryKey } from './memorykey.ts';
 import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
+import { renewGuest } from './renewal.ts';
+import { prepareGuest } from './savehooks.ts';
 import { prepareSnapshot, takeSnapshot } from './snapshot.ts';
 import { FILES, type MachineFile, type QemuState } from './state.ts';
 
 const STREAM = 'stream';
-/** Network interface of the second hypervisor. The kernel of the host puts a number in place of `%d`. */
+/** Folder of the clone that proves the image, in the folder of the other clone. */
+const PROOF = 'proof';
+/** Host name of the proof's guest, by which the programs of its owner recognise it. */
+const PROOF_NAME = 'berth-proof';
+const PROOF_MAC = '02:00:00:00:00:01';
+/** Network interface of a clone. The kernel of the host puts a number in place of `%d`. */
 const INTERFACE = 'berthm%d';
 /** Files of an image's memory can be read by root alone, and nobody writes to them. */
 const FILE_MODE = 0o400;
-/** The second hypervisor is not root when it connects to the socket for the state, so it must be able to enter its folder. */
+/** The hypervisor of a clone is not root when it connects to the socket for the state, so it must be able to enter its folder. */
 const FOLDER_MODE = 0o711;
 
 type Launched = NonNullable<MachineFile['launched']>;
 /** Values of a machine's last start, with its devices. */
 type SavableLaunch = Launched & { devices: NonNullable<Launched['devices']> };
-type Files = Pick<MemoryFiles, 'ram' | 'state'>;
 
-/** Returns the folder of the second hypervisor. */
+/** Returns the folder of the first clone. Both clones have the same uid, because one follows the other. */
 function folderOf({ path, uid }: MachineFolder): MachineFolder {
   return { path: join(path, FILES.imageMemory), uid: `${uid}-memory` };
 }
@@ -86,62 +93,181 @@ export async function saveStream(
 }
 
 /** Makes the folder in which {@link saveStream} writes the stream. Removes what an earlier save has left. */
-export async function makeStreamFolder(folder: MachineFolder): Promise<void> {
-  await dropImageMemory(folder);
+export async function makeStreamFolder(
+  folder: MachineFolder,
+  context: Pick<MachineContext, 'cgroups'>,
+): Promise<void> {
+  await dropImageMemory(folder, context);
   await mkdir(folderOf(folder).path, { mode: FOLDER_MODE });
 }
 
+/** Files of an image with memory. All of them are on the file system of the machine's folder. */
+interface ImageFiles extends Pick<MemoryFiles, 'ram' | 'state'> {
+  disk: string;
+}
+
+interface Preparation {
+  /** State file of the saved machine. */
+  file: MachineFile;
+  platform: GuestPlatform;
+  files: ImageFiles;
+  /** Time of the save in milliseconds since the epoch. */
+  savedAt: number;
+  signal: AbortSignal;
+  onStep: ((what: string) => void) | undefined;
+}
+
+/** Returns the path to which the copy of the disk belongs, before {@link prepareImage} is called. */
+export function preparedDisk(folder: MachineFolder): string {
+  return join(folderOf(folder).path, FILES.rawDisk);
+}
+
 /**
- * Turns the stream into the files of an image, at the paths `files`, which must be on the file system of the machine's folder. Returns the
- * files with all that a start from them must have in common with this machine.
+ * Makes the files of an image with memory, at the paths `files`, from the stream and the copy of the disk. A clone of the machine runs its save
+ * hooks, and its memory and disk become those of the image. Then another clone is started from them. No clone has a network, and none is
+ * left. Returns the files with all that a start from them must have in common with this machine.
+ *
+ * @throws ReasonedError `SaveHookFailed` or `MemoryNotSaved`; the signal's reason when the signal aborts.
  */
-export async function splitStream(
+export async function prepareImage(
   folder: MachineFolder,
-  {
-    file,
-    platform,
-    files,
-    savedAt,
-  }: { file: MachineFile; platform: GuestPlatform; files: Files; savedAt: number },
+  preparation: Preparation,
   context: MachineContext,
 ): Promise<MemoryFiles> {
-  const launched = requireSavable(file);
+  const { file, platform, files, savedAt, signal, onStep } = preparation;
   const own = folderOf(folder);
-  const { cpu, memoryBytes, seed, accelerator } = launched;
-  if (file.diskBytes !== undefined) {
-    await createQcow2(join(own.path, FILES.disk), file.diskBytes);
-  }
-  await makeVariables(own, platform);
+  const launched = requireSavable(file);
+  const { seed, cpu, memoryBytes, runAs, accelerator } = launched;
   for (const name of [seed?.disk, seed?.ignition].filter((one) => one !== undefined)) {
     await copyFile(join(folder.path, name), join(own.path, name));
   }
-  const machine = new QemuMachine(own, { ...context, changed: () => undefined, follow: () => undefined });
-  const { base: _, ...state } = file;
-  await machine.state.replace({ ...state, launched, live: false, process: undefined });
+  const made = { disk: preparedDisk(folder), ram: join(own.path, 'ram'), state: join(own.path, 'state') };
+  onStep?.('A clone of the VM without a network runs the save hooks');
+  await named('A clone of the VM was not prepared', signal, async () => {
+    await runClone(own, preparation, { launched, made, context });
+  });
+  onStep?.('Another clone proves that a VM starts from the memory');
+  await named('A VM does not start from the memory', signal, async () => {
+    await prove(own, preparation, { launched, made, context });
+  });
+  for (const name of ['ram', 'state', 'disk'] as const) {
+    await rename(made[name], files[name]);
+  }
+  const sizes = { cpu, memoryBytes, runAs, incoming: false };
+  const started = { ...platform, accelerator };
   const plan = planOf(launched);
-  const [ram, devices] = [join(own.path, 'ram'), join(own.path, 'state')];
+  const key = await memoryKey({ uid: own.uid, plan, state: file, platform: started, ...sizes });
+  return { ram: files.ram, state: files.state, cpu, memoryBytes, key, savedAt: timestamp(savedAt) };
+}
+
+/** Runs one part of the work. Its errors get the beginning `what`. */
+async function named(what: string, signal: AbortSignal, work: () => Promise<void>): Promise<void> {
   try {
-    await machine.splitMemory(plan, platform, { stream: join(own.path, STREAM), ram, state: devices });
+    await work();
+  } catch (error) {
+    signal.throwIfAborted();
+    if (error instanceof ReasonedError && error.reason === 'SaveHookFailed') {
+      throw error;
+    }
+    throw new ReasonedError('MemoryNotSaved', `${what}: ${messageOf(error)}`, { cause: error });
+  }
+}
+
+/** What both clones have in common. */
+interface Clones {
+  launched: SavableLaunch;
+  made: ImageFiles;
+  context: MachineContext;
+}
+
+/** Runs the clone from the stream. Its memory and its disk are in the files `made` afterwards. */
+async function runClone(
+  own: MachineFolder,
+  { file, platform, signal }: Preparation,
+  { launched, made, context }: Clones,
+): Promise<void> {
+  await makeVariables(own, platform);
+  await withMachine(own, context, async (machine) => {
+    const stream = join(own.path, STREAM);
+    // A new generation ID makes the random numbers of the hooks differ from those of the saved guest.
+    await machine.state.replace({ ...stillOf(file, platform), launched, base: undefined, isRaw: true });
+    await machine.prepareMemory(planOf(launched), platform, {
+      stream,
+      ram: made.ram,
+      state: made.state,
+      prepare: async ({ guestAgent }) => await prepareGuest(guestAgent, signal),
+      signal,
+    });
+    await rm(stream);
+  });
+  for (const path of [made.ram, made.state]) {
+    await chmod(path, FILE_MODE);
+  }
+  if (context.isRoot) {
+    await chown(made.disk, 0, 0);
+  }
+}
+
+/** Starts a machine from the files `made`, waits until its guest has an identity of its own, and ends it. */
+async function prove(
+  own: MachineFolder,
+  { file, platform, signal }: Preparation,
+  { launched, made, context }: Clones,
+): Promise<void> {
+  const proof = { path: join(own.path, PROOF), uid: own.uid };
+  await mkdir(proof.path, { mode: FOLDER_MODE });
+  const base = { path: made.disk, format: 'raw' } as const;
+  await makeVariables(proof, platform);
+  const { diskBytes = 0 } = file;
+  await createQcow2(join(proof.path, FILES.disk), diskBytes, base);
+  const { seed, accelerator, devices } = launched;
+  for (const name of [seed?.disk, seed?.ignition].filter((one) => one !== undefined)) {
+    await copyFile(join(own.path, name), join(proof.path, name));
+  }
+  await withMachine(proof, context, async (machine) => {
+    await machine.state.replace({ ...stillOf(file, platform), base });
+    await requireMemoryFiles({ ...made, memoryBytes: launched.memoryBytes });
+    const macAddress = devices.network === 'tap' ? PROOF_MAC : '';
+    const identity = { hostName: PROOF_NAME, sshAuthorizedKeys: [], macAddress };
+    await machine.startFromMemory(planOf(launched), platform, {
+      launched,
+      memory: made,
+      renew: async ({ guestAgent }) => await renewGuest(guestAgent, identity, { accelerator, signal }),
+      signal,
+      staysOffline: true,
+    });
+    await machine.end();
+  });
+}
+
+/** Calls `use` with a machine of this folder, and closes it afterwards. Nobody is told of its changes. */
+async function withMachine(
+  folder: MachineFolder,
+  context: MachineContext,
+  use: (machine: QemuMachine) => Promise<void>,
+): Promise<void> {
+  const machine = new QemuMachine(folder, { ...context, changed: () => undefined, follow: () => undefined });
+  try {
+    await use(machine);
   } finally {
     machine.close();
   }
-  for (const [from, to] of [
-    [ram, files.ram],
-    [devices, files.state],
-  ] as const) {
-    await chmod(from, FILE_MODE);
-    await rename(from, to);
-  }
-  const started = { ...platform, accelerator };
-  const sizes = { cpu, memoryBytes, runAs: launched.runAs, incoming: false };
-  const key = await memoryKey({ uid: own.uid, plan, state: file, platform: started, ...sizes });
-  return { ...files, cpu, memoryBytes, key, savedAt: timestamp(savedAt) };
 }
 
-/** Ends the second hypervisor, if any, and removes its folder. */
-export async function dropImageMemory(folder: MachineFolder): Promise<void> {
+/** Returns the content of the state file of a machine that is like the saved one, and has no process. */
+function stillOf(file: MachineFile, { architecture }: GuestPlatform): MachineFile {
+  const generation = newGeneration(architecture);
+  return { ...file, generation, live: false, process: undefined, forwards: undefined, paused: false };
+}
+
+/** Ends the clones of the machine, if any, and removes their folders. */
+export async function dropImageMemory(
+  folder: MachineFolder,
+  { cgroups }: Pick<MachineContext, 'cgroups'>,
+): Promise<void> {
   const own = folderOf(folder);
   await killByArgument(processMark(own.uid));
+  await cgroups.remove(own.uid);
   await removeTrees([own.path]);
 }
 
@@ -151,7 +277,11 @@ export async function dropImageMemory(folder: MachineFolder): Promise<void> {
  *
  * @throws WarmStartRefused when a file is missing or has another size.
  */
-export async function requireMemoryFiles({ ram, state, memoryBytes }: MemoryFiles): Promise<void> {
+export async function requireMemoryFiles({
+  ram,
+  state,
+  memoryBytes,
+}: Pick<MemoryFiles, 'ram' | 'state' | 'memoryBytes'>): Promise<void> {
   const [ramBytes, stateBytes] = [await sizeOf(ram), await sizeOf(state)];
   if (ramBytes !== memoryBytes || stateBytes === 0) {
     throw new WarmStartRefused(
@@ -167,7 +297,7 @@ async function sizeOf(path: string): Promise<number> {
 }
 
 /** Removes the files of an image's memory, for example after a failed copy of the disk. */
-export async function removeMemoryFiles({ ram, state }: Files): Promise<void> {
+export async function removeMemoryFiles({ ram, state }: Pick<MemoryFiles, 'ram' | 'state'>): Promise<void> {
   await rm(ram, { force: true });
   await rm(state, { force: true });
 }

@@ -34,6 +34,28 @@ const START_TIMEOUT_MILLISECONDS = 60_000;
 /** Time that the agent waits for QEMU's end after a lost connection. A process closes its sockets shortly before its end. */
 const EXIT_NOTICE_MILLISECONDS = 500;
 
+interface WarmStartOptions<T> {
+  /** Content of the field `launched` of the state file. */
+  launched: NonNullable<MachineFile['launched']>;
+  /** Wanted size of the disk in bytes, if it is larger than the saved disk. */
+  diskSizeBytes?: number;
+  memory: Pick<MemoryFiles, 'ram' | 'state'>;
+  /** Gives the guest an identity of its own. */
+  renew: (hypervisor: Hypervisor) => Promise<T>;
+  /** Called with the name of each step that has ended. */
+  note?: (step: string) => void;
+  signal: AbortSignal | undefined;
+  /** Whether the guest gets no network after its renewal either. */
+  staysOffline?: boolean;
+}
+
+/** Paths of the stream that is read and of the files that are written, and the work between. */
+interface PreparationOptions extends Pick<MemoryFiles, 'ram' | 'state'> {
+  stream: string;
+  prepare: (hypervisor: Hypervisor) => Promise<void>;
+  signal: AbortSignal;
+}
+
 export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
   protected override readonly program = 'hypervisor';
   protected override readonly startReasons = START_REASONS;
@@ -100,60 +122,80 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
    * step that has ended. Returns the result of `renew`. After an error, no process is left.
    */
   async startFromMemory<T>(
-    plan: VmLaunchPlan,
+    plan: MachineStart['plan'],
     platform: GuestPlatform,
-    memory: Pick<MemoryFiles, 'ram' | 'state'>,
-    { renew, note }: { renew: (hypervisor: Hypervisor) => Promise<T>; note: (step: string) => void },
+    options: WarmStartOptions<T>,
   ): Promise<T> {
+    const { launched, diskSizeBytes = 0, memory, renew, note, signal, staysOffline = false } = options;
     const { path } = this.folder;
     await forgetMemory(path);
     const generation = newGeneration(platform.architecture);
-    const launched = startedWith(plan, platform);
     const begun = { ...BEGUN, suspended: false, launched, fresh: undefined, renewing: true, generation };
     const { diskBytes: savedBytes = 0 } = await this.state.update(begun);
-    const diskBytes = Math.max(savedBytes, plan.guest.diskSizeBytes ?? 0);
-    try {
+    const diskBytes = Math.max(savedBytes, diskSizeBytes);
+    return await this.#startUnless(signal, async () => {
       const file = { path: memory.ram, isShared: false };
       const qmp = await this.#bringUp({ plan, platform, incoming: true, memory: file });
-      note('launched');
+      note?.('launched');
       await restoreMemory(path, qmp, plan.memoryBytes, { file: memory.state, ignoresFile: true });
-      note('loaded');
+      note?.('loaded');
       await qmp.execute('set_link', { name: NETWORK, up: false });
       await qmp.execute('cont');
       if (diskBytes > savedBytes) {
         await qmp.execute('block_resize', { 'node-name': DISK_NODE, size: wholeSectors(diskBytes) });
       }
       const renewed = await renew(await this.required());
-      await qmp.execute('set_link', { name: NETWORK, up: true });
-      await this.state.update({ renewing: undefined, diskBytes });
+      if (!staysOffline) {
+        await qmp.execute('set_link', { name: NETWORK, up: true });
+      }
+      const known = { ...launched, fromMemory: true };
+      await this.state.update({ renewing: undefined, launched: known, diskBytes });
       return renewed;
-    } catch (error) {
-      throw await this.failedStart(error);
-    }
+    });
   }
 
   /**
-   * Turns a stream with a guest's memory into a file with the memory and a file with the state of the devices. The machine is one of its own,
-   * and its guest never runs. `plan` and the state file have the values of the machine of the stream.
+   * Lets the guest of a stream run without a network, calls `prepare`, and ends the machine. What is left is a file with the memory and a file
+   * with the state of the devices, of the moment at which `prepare` has ended. The machine is one of its own. `plan` and the state file have the
+   * values of the machine of the stream.
    */
-  async splitMemory(
+  async prepareMemory(
     plan: MachineStart['plan'],
     platform: GuestPlatform,
-    { stream, ram, state }: Pick<MemoryFiles, 'ram' | 'state'> & { stream: string },
+    { stream, ram, state, prepare, signal }: PreparationOptions,
   ): Promise<void> {
     const { path } = this.folder;
     await this.state.update(BEGUN);
-    try {
+    await this.#startUnless(signal, async () => {
       const file = { path: ram, isShared: true };
       const qmp = await this.#bringUp({ plan, platform, incoming: true, memory: file });
       await restoreMemory(path, qmp, plan.memoryBytes, { file: stream });
+      await qmp.execute('set_link', { name: NETWORK, up: false });
+      await qmp.execute('cont');
+      await prepare(await this.required());
+      await qmp.execute('stop');
       await saveMemory(path, qmp, plan.memoryBytes, { file: state, ignoresFile: true });
       await quit(await this.required(), this.#context.logger);
       await this.forgetProcess();
+    });
+    await sync(ram);
+  }
+
+  /**
+   * Runs a start, and leaves no process after an error. If the signal aborts, the process is killed, because a deletion of the machine waits for
+   * the end of the start.
+   */
+  async #startUnless<T>(signal: AbortSignal | undefined, start: () => Promise<T>): Promise<T> {
+    const kill = (): void => this.background(async () => await this.kill(await this.process()));
+    signal?.addEventListener('abort', kill, { once: true });
+    try {
+      signal?.throwIfAborted();
+      return await start();
     } catch (error) {
       throw await this.failedStart(error);
+    } finally {
+      signal?.removeEventListener('abort', kill);
     }
-    await sync(ram);
   }
 
   /**
@@ -240,14 +282,13 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
   ): Promise<RunningState | undefined> {
     if (this.#isSaving && launched !== undefined) {
       const { pid } = identity;
-      const { accelerator } = launched;
-      return { kind: 'running', pid, guestStarted: true, paused: false, accelerator };
+      return { kind: 'running', pid, guestStarted: true, paused: false, ...factsOf(launched) };
     }
     const { logger } = this.#context;
     const inspection = { logger, isDiscarded };
     const { state, isSilent } = await inspectLive(this.adopt(identity), this.state, inspection);
     this.#isSilent = isSilent;
-    return state && launched ? { ...state, accelerator: launched.accelerator } : state;
+    return state && launched ? { ...state, ...factsOf(launched) } : state;
   }
 
   protected override async kill(main: ProcessIdentity | undefined): Promise<void> {
@@ -310,4 +351,12 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
       await quit(hypervisor, this.#context.logger);
     });
   }
+}
+
+/** Returns the facts about the start of a machine that an inspection reports. */
+function factsOf({
+  accelerator,
+  fromMemory,
+}: NonNullable<MachineFile['launched']>): Pick<RunningState, 'accelerator' | 'fromMemory'> {
+  return fromMemory === true ? { accelerator, fromMemory } : { accelerator };
 }

@@ -91,7 +91,7 @@ export async function requireSame(
  */
 export function requireSafe(
   { readOnlyMemory }: GuestPlatform,
-  { isShared }: MemoryFiles,
+  { isShared }: Pick<MemoryFiles, 'isShared'>,
   isEnclosed: boolean,
 ): void {
   if (readOnlyMemory || (isShared !== true && !isEnclosed)) {

@@ -123,32 +123,46 @@ export interface Renewed {
   wasThawed: boolean;
 }
 
+/** Identity that a guest gets. */
+export interface GuestIdentity {
+  hostName: string;
+  sshAuthorizedKeys: readonly string[];
+  /** MAC address of the card; empty if the guest keeps the address of the saved card. */
+  macAddress: string;
+}
+
+/** Returns the identity of the guest of a machine. */
+export function identityOf({ guest, network }: Pick<VmLaunchPlan, 'guest' | 'network'>): GuestIdentity {
+  const { vm, sshAuthorizedKeys } = guest.vm;
+  // A user-mode network is inside the hypervisor, and continues with the address that it gave to the saved card. Its ports lead there.
+  const macAddress = network.kind === 'tap' ? network.macAddress.toLowerCase() : '';
+  return { hostName: vm.name, sshAuthorizedKeys, macAddress };
+}
+
 /**
  * Renews the guest of a machine that was started from memory. `agent` is its guest agent, whose file systems are perhaps still frozen, as
- * they were when the memory was saved. Calls `onAnswer` when the guest agent has answered. @throws Error when the guest does not answer in time, or does not have the identity of the VM then.
+ * they were when the memory was saved. Calls `onAnswer` when the guest agent has answered. @throws Error when the guest does not answer in time,
+ * or does not have this identity then.
  */
 export async function renewGuest(
   agent: GuestAgent,
-  { guest, network }: Pick<VmLaunchPlan, 'guest' | 'network'>,
-  options: { accelerator: string; signal: AbortSignal | undefined; onAnswer: () => void },
+  { hostName, sshAuthorizedKeys, macAddress }: GuestIdentity,
+  options: { accelerator: string; signal: AbortSignal | undefined; onAnswer?: () => void },
 ): Promise<Renewed> {
   const limit = AbortSignal.timeout(
     options.accelerator === 'tcg' ? EMULATED_RENEWAL_MILLISECONDS : RENEWAL_MILLISECONDS,
   );
   const signal = options.signal === undefined ? limit : AbortSignal.any([limit, options.signal]);
-  const wasThawed = await thawWhenReady(agent, signal);
-  options.onAnswer();
+  const wasThawed = await untilAnswered(async () => await thawIfFrozen(agent, signal), signal);
+  options.onAnswer?.();
   const machineId = randomBytes(MACHINE_ID_BYTES).toString('hex');
-  const { vm, sshAuthorizedKeys } = guest.vm;
-  // A user-mode network is inside the hypervisor, and continues with the address that it gave to the saved card. Its ports lead there.
-  const macAddress = network.kind === 'tap' ? network.macAddress.toLowerCase() : '';
-  const expected = [vm.name, machineId, macAddress];
+  const expected = [hostName, machineId, macAddress];
   const begin = performance.now();
   const values = {
     TIME: (Date.now() / 1000).toFixed(3),
     SEED: [...randomBytes(SEED_BYTES)].map((byte) => `\\${byte.toString(8).padStart(3, '0')}`).join(''),
     MACHINE_ID: machineId,
-    HOST_NAME: vm.name,
+    HOST_NAME: hostName,
     MAC: macAddress,
     KEYS: sshAuthorizedKeys.join('\n'),
   };
@@ -160,22 +174,19 @@ export async function renewGuest(
     reserve: (bytes) => (room -= bytes) >= 0,
     signal,
   });
-  const said = textOf(result.stdout).split('\n').slice(0, expected.length);
+  const said = readText(result.stdout).split('\n').slice(0, expected.length);
   if (result.exitCode !== 0 || said.join() !== expected.join()) {
-    const text = `${textOf(result.stdout)}${textOf(result.stderr)}`
-      .slice(0, OUTPUT_CHARACTERS)
-      .replaceAll(CONTROL_CHARACTERS, ' ')
-      .trim();
+    const text = printableEnd([...result.stdout, ...result.stderr]);
     throw new Error(`The script that renews the guest ended with code ${result.exitCode}: ${text}`);
   }
   return { lateMilliseconds: performance.now() - begin, wasThawed };
 }
 
-/** Asks the guest to thaw its file systems until it answers. Returns whether they were frozen. */
-async function thawWhenReady(agent: GuestAgent, signal: AbortSignal): Promise<boolean> {
+/** Asks the guest agent, by `ask`, until it answers. @throws Error when the signal aborts before. */
+export async function untilAnswered<T>(ask: () => Promise<T>, signal: AbortSignal): Promise<T> {
   for (;;) {
     try {
-      return await thawIfFrozen(agent);
+      return await ask();
     } catch (error) {
       if (signal.aborted) {
         throw error;
@@ -185,8 +196,14 @@ async function thawWhenReady(agent: GuestAgent, signal: AbortSignal): Promise<bo
   }
 }
 
-function textOf(pieces: GuestCommandResult['stdout']): string {
+export function readText(pieces: GuestCommandResult['stdout']): string {
   return Buffer.concat(pieces).toString('utf8');
+}
+
+/** Returns the last words of a guest's program in a form that a message can repeat. */
+export function printableEnd(output: GuestCommandResult['stdout'] | string): string {
+  const text = typeof output === 'string' ? output : readText(output);
+  return text.replaceAll(CONTROL_CHARACTERS, ' ').trim().slice(-OUTPUT_CHARACTERS);
 }
 
 /** Returns the lines of a script for a POSIX shell that give each variable its value. The values can be any text without a zero byte. */

@@ -25,6 +25,8 @@ export const FILES = {
   /** Note about a copy of the disk. Only the agent may write this note, because the agent removes the file that the note names. */
   copyNote: 'copy.json',
   disk: 'disk.qcow2',
+  /** Disk of the clone in which the memory of an image is prepared. It becomes the disk of the image. */
+  rawDisk: 'disk.raw',
   /** Variables of the firmware (UEFI). */
   variables: 'variables.fd',
   qmp: 'qmp.sock',
@@ -66,6 +68,8 @@ const stateSchema = z.object({
   base: z.object({ path: z.string(), format: z.enum(['qcow2', 'raw']) }).optional(),
   /** Size of the disk in bytes; absent for a machine without a disk. */
   diskBytes: z.number().int().optional(),
+  /** Whether the disk is a raw file. Only the clone of a machine has such a disk. */
+  isRaw: z.boolean().optional(),
   /**
    * Generation ID of an amd64 guest, a UUID. It is new when the disk is made, when it is reverted, and when the guest starts from the memory of
    * an image. The guest then makes its random numbers anew.
@@ -86,6 +90,8 @@ const stateSchema = z.object({
        * Devices whose plan ends with the start: the kind of the network, whether VNC serves the screen, and whether the machine has an ISO.
        */
       devices: z.object({ network: z.enum(['user', 'tap']), vnc: z.boolean(), iso: z.boolean() }).optional(),
+      /** True if the guest was started from the memory of its image, and got an identity of its own. */
+      fromMemory: z.boolean().optional(),
     })
     .optional(),
   /** State that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */

@@ -324,6 +324,13 @@ export const IMAGE_REASONS = {
     says: 'The memory of the VM could not be saved',
     todo: 'Read the condition’s message, or create an Image without the memory',
   },
+  SaveHookFailed: {
+    seen: TASK,
+    class: 'mendable',
+    by: 'agent',
+    says: 'A save hook in the guest of the VM failed, so the VM’s memory was not saved',
+    todo: 'Correct the hook that the message names in the guest of the VM',
+  },
   StorageKeepsContent: {
     seen: { Image: ['Event'] },
     class: 'final',

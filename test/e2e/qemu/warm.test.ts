@@ -1,13 +1,15 @@
 /** Starts from the memory of an image, with real guests. */
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { readdir, readFile, rm, writeFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { SECTOR_BYTES } from '../../../agent/disks/disk.ts';
+import { type MemoryFiles, SECTOR_BYTES } from '../../../agent/disks/disk.ts';
 import type { MachineFolder, VmLaunchPlan } from '../../../agent/drivers/driver.ts';
+import { findByArgument } from '../../../agent/processes/process.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,
@@ -21,6 +23,8 @@ import {
 import { inGuest as runInGuest, saveWithMemory, type WarmImage } from '../../worlds/warmimage.ts';
 import type { WarmJob } from './warmagent.ts';
 
+/** Time in which a start ends whose machine is deleted. It is short of the time limits of a guest agent, on a busy machine too. */
+const PROMPT_MILLISECONDS = 3_000;
 /** Names of files that a save makes in the folder of a machine, and that must be gone after it. */
 const LEFT = ['image-memory', 'memory', 'copy'];
 
@@ -55,6 +59,9 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     const hook = String.raw`printf '#!/bin/sh\necho "renewed by a hook"\n' >/etc/berth/renew.d/says && chmod 755 /etc/berth/renew.d/says`;
     expect(await inGuest(source.folder, hook)).toBe('');
     expect(await inGuest(source.folder, SYSTEM)).toBe('');
+    for (const name of ['20-second', '10-first']) {
+      await addHook(`save.d/${name}`, `echo ${name} >>/prepared; hostname >>/prepared`);
+    }
     image = await save('image');
   }, 300_000);
 
@@ -101,10 +108,75 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     ) as Record<string, string>;
   }
 
-  it('the saved guest goes on, and nothing of the save is left in its folder', async () => {
+  /** Makes a program in the folder /etc/berth of the saved guest. */
+  async function addHook(path: string, script: string): Promise<void> {
+    const file = `/etc/berth/${path}`;
+    const lines = `mkdir -p ${dirname(file)}; cat >${file} <<'END'\n#!/bin/sh\n${script}\nEND\nchmod 755 ${file}`;
+    expect(await inGuest(source.folder, lines)).toBe('');
+  }
+
+  /** Checks that the saved guest goes on, and that neither files nor processes of the save are left. */
+  async function expectNothingLeft(): Promise<void> {
     expect(await source.page()).toMatchObject({ boots: '1', marker: 'template' });
     const files = await readdir(source.folder.path);
     expect(files.filter((name) => LEFT.includes(name))).toEqual([]);
+    expect(await findByArgument(`guest=berth-${source.folder.uid}-memory`)).toBeUndefined();
+  }
+
+  it('the saved guest goes on without a run of its hooks, and nothing of the save is left', async () => {
+    await expectNothingLeft();
+    expect(await inGuest(source.folder, 'ls /prepared 2>&1 || ls /etc/berth/save.d')).toContain('10-first');
+  });
+
+  it('a save hook that fails is named, and the image is not made', async () => {
+    await addHook('save.d/30-fails', 'printf "to the cache:\\033[31m"; echo "no way" >&2; exit 7');
+    await expect(save('failed')).rejects.toMatchObject({
+      reason: 'SaveHookFailed',
+      message: 'The save hook /etc/berth/save.d/30-fails ended with code 7: to the cache: [31mno way',
+    });
+    expect(await inGuest(source.folder, 'rm /etc/berth/save.d/30-fails')).toBe('');
+    await expectNothingLeft();
+    expect((await readdir(source.host.directory)).filter((name) => name.startsWith('failed'))).toEqual([]);
+  });
+
+  it('an image from which no guest can be renewed is not made', async () => {
+    expect(await inGuest(source.folder, 'mv /etc/berth/reseed /etc/berth/away')).toBe('');
+    await expect(save('failed')).rejects.toMatchObject({
+      reason: 'MemoryNotSaved',
+      message: expect.stringMatching(
+        /^A VM does not start from the memory: .*nor \/etc\/berth\/reseed/,
+      ) as string,
+    });
+    expect(await inGuest(source.folder, 'mv /etc/berth/away /etc/berth/reseed')).toBe('');
+    await expectNothingLeft();
+  });
+
+  it('a save whose agent dies while a clone runs leaves nothing, and the saved guest goes on', async () => {
+    await addHook('save.d/40-waits', 'sleep 600');
+    const at = (end: string): string => join(source.host.directory, `killed.${end}`);
+    await source.driver.close();
+    const { folder } = source;
+    const agent = startAgent({
+      dataDirectory: source.host.directory,
+      folder,
+      copy: { target: at('raw'), memory: { ram: at('ram'), state: at('state') } },
+    });
+    await waitFor('the hooks of the clone', async () => {
+      const state = await undefinedIf(
+        isMissing,
+        readFile(join(folder.path, 'image-memory/state.json'), 'utf8'),
+      );
+      return state?.includes('"process"');
+    });
+    await kill(agent);
+    await source.host.restartAgent();
+    await waitFor('the clone to end', async () => {
+      await source.driver.inspect(folder);
+      return (await findByArgument(`guest=berth-${folder.uid}-memory`)) === undefined;
+    });
+    await expectNothingLeft();
+    expect(await inGuest(folder, 'rm /etc/berth/save.d/40-waits')).toBe('');
+    expect((await readdir(source.host.directory)).filter((name) => name.startsWith('killed'))).toEqual([]);
   });
 
   it('two that start at once continue the saved guest, and are computers of their own', async () => {
@@ -121,11 +193,13 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
         hosts: await inGuest(folder, 'cat /etc/hosts'),
         sectors: await inGuest(folder, 'cat /sys/block/vda/size'),
         keys: await hostKeys(folder),
+        prepared: await inGuest(folder, 'echo $(cat /prepared)'),
       })),
     );
+    const prepared = '10-first berth-guest 20-second berth-guest';
     expect(reports).toMatchObject([
-      { name: 'clone-1', boots: '1', sectors: String(image.virtualSizeBytes / SECTOR_BYTES) },
-      { name: 'clone-2', boots: '1', sectors: String(LARGER_BYTES / SECTOR_BYTES) },
+      { name: 'clone-1', boots: '1', prepared, sectors: String(image.virtualSizeBytes / SECTOR_BYTES) },
+      { name: 'clone-2', boots: '1', prepared, sectors: String(LARGER_BYTES / SECTOR_BYTES) },
     ]);
     expect(reports[0]?.hosts).toBe(
       '127.0.0.1 localhost\n127.0.1.1 clone-1.example clone-1\n10.0.0.1 berth-guest-of-others',
@@ -216,7 +290,7 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
   });
 
   it('whose guest cannot be renewed boot from a new disk', async () => {
-    expect(await inGuest(source.folder, 'mv /etc/berth/reseed /etc/berth/away && echo done')).toBe('done');
+    await addHook('renew.d/late', '[ "$(hostname)" = berth-proof ]');
     const broken = await save('broken');
     const { folder, plan, port } = await clone(5);
     await expect(source.driver.startFromMemory(folder, plan, broken.memory)).rejects.toMatchObject({
@@ -229,13 +303,9 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
   });
 
   it('whose agent dies before they are renewed end, and start again from a new disk, from memory or not', async () => {
-    expect(
-      await inGuest(
-        source.folder,
-        'printf "#!/bin/sh\\nsleep 600\\n" >/etc/berth/reseed; chmod 755 /etc/berth/reseed',
-      ),
-    ).toBe('');
+    await addHook('renew.d/late', '[ "$(hostname)" = berth-proof ] || sleep 600');
     const slow = await save('slow');
+    await expectPromptEnd(slow.memory);
     const [booted, warm] = [await clone(6), await clone(7)];
     for (const { folder, plan } of [booted, warm]) {
       await dieInRenewal({ dataDirectory: source.host.directory, folder, plan, memory: slow.memory });
@@ -251,20 +321,42 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     }
   });
 
+  /** Checks that a start whose machine is deleted during the renewal ends soon, and leaves a machine that is off. */
+  async function expectPromptEnd(memory: MemoryFiles): Promise<void> {
+    const { folder, plan } = await clone(8);
+    const deleted = new AbortController();
+    const starting = source.driver.startFromMemory(folder, plan, memory, deleted.signal);
+    await waitFor('the guest to be renewed', async () => (await inGuest(folder, 'hostname')) === 'clone-8');
+    const began = performance.now();
+    deleted.abort(new Error('the machine is deleted'));
+    await expect(starting).rejects.toThrow('the machine is deleted');
+    expect(performance.now() - began).toBeLessThan(PROMPT_MILLISECONDS);
+    expect(await source.driver.inspect(folder)).toEqual({ kind: 'stopped' });
+    await source.driver.delete(folder);
+  }
+
   /** Lets an agent begin to renew a machine, kills the agent, and waits until the next agent has ended the machine. */
-  async function dieInRenewal(job: WarmJob): Promise<void> {
+  async function dieInRenewal(job: WarmJob & { plan: VmLaunchPlan }): Promise<void> {
     const { folder } = job;
-    const script = new URL('./warmagent.ts', import.meta.url).pathname;
-    const agent = spawn(process.execPath, [script, JSON.stringify(job)], { stdio: 'ignore' });
+    const agent = startAgent(job);
     await waitFor('the guest to be renewed', async () => {
       const state = await readFile(join(folder.path, 'state.json'), 'utf8');
       return state.includes('"renewing":true') && state.includes('"process"');
     });
-    agent.kill('SIGKILL');
-    await once(agent, 'exit');
+    await kill(agent);
     // On a busy host, the hypervisor can be too slow for an inspection, and the next one ends it.
     await waitFor('the hypervisor to end', async () => {
       return (await source.driver.inspect(folder)).kind === 'stopped';
     });
   }
 });
+
+function startAgent(job: WarmJob): ChildProcess {
+  const script = new URL('./warmagent.ts', import.meta.url).pathname;
+  return spawn(process.execPath, [script, JSON.stringify(job)], { stdio: 'ignore' });
+}
+
+async function kill(agent: ChildProcess): Promise<void> {
+  agent.kill('SIGKILL');
+  await once(agent, 'exit');
+}

@@ -1,18 +1,33 @@
-/** An agent's driver in a process of its own. It starts a machine from memory, whose renewal does not end, until it is killed. */
+/** An agent's driver in a process of its own. It starts a machine from memory or saves one, until it is killed. */
 import { pino } from 'pino';
 import type { MemoryFiles } from '../../../agent/disks/disk.ts';
-import type { MachineFolder, VmLaunchPlan } from '../../../agent/drivers/driver.ts';
+import type { CopyOptions, MachineFolder, VmLaunchPlan } from '../../../agent/drivers/driver.ts';
 import { QemuDriver } from '../../../agent/drivers/qemu/driver.ts';
 
-export interface WarmJob {
+interface MachineJob {
   dataDirectory: string;
   folder: MachineFolder;
+}
+
+interface StartJob extends MachineJob {
   plan: VmLaunchPlan;
   memory: MemoryFiles;
 }
 
+interface SaveJob extends MachineJob {
+  copy: Pick<CopyOptions, 'target' | 'memory'>;
+}
+
+export type WarmJob = StartJob | SaveJob;
+
 if (import.meta.main) {
-  const { dataDirectory, folder, plan, memory } = JSON.parse(process.argv[2] ?? '') as WarmJob;
+  const job = JSON.parse(process.argv[2] ?? '') as WarmJob;
+  const { dataDirectory, folder } = job;
   const driver = new QemuDriver({ dataDirectory, logger: pino({ level: 'silent' }) });
-  await driver.startFromMemory(folder, plan, memory);
+  if ('copy' in job) {
+    const { signal } = new AbortController();
+    await driver.copyDisk(folder, { ...job.copy, signal, onProgress: () => undefined });
+  } else {
+    await driver.startFromMemory(folder, job.plan, job.memory);
+  }
 }
