@@ -222,7 +222,10 @@ test(
     await world.makeVM('warm', { ...common, ports: [`${own}:80`] });
     await world.waitForCondition('Ready', 'warm');
     await expectCondition('warm', { status: 'True', reason: 'Renewed' });
-    expect(await page(own, OTHER_ADDRESS)).toMatchObject({ boots: '1', marker: 'warm', hostname: 'warm' });
+    // The guest has its address a moment before it writes its page anew.
+    const hasName = async () => (await page(own, OTHER_ADDRESS))['hostname'] === 'warm';
+    await waitFor('the page with the name of the VM', hasName, STEP);
+    expect(await page(own, OTHER_ADDRESS)).toMatchObject({ boots: '1', marker: 'warm' });
     // The guest wrote to its disk when it was saved, and goes on with that.
     const saved = Number(await tell(own, 'number', OTHER_ADDRESS));
     const goesOn = async () => Number(await tell(own, 'number', OTHER_ADDRESS)) > saved;

@@ -1,0 +1,67 @@
+/** Lives of agents in one process. An agent dies between two of its steps, and none of its later calls has an effect. */
+import { AsyncLocalStorage } from 'node:async_hooks';
+import type { Socket } from 'node:net';
+
+/** Error of each call of an agent that has died. */
+export class Died extends Error {}
+
+/** Life of one agent. It ends at a step that is chosen in advance, before the step has an effect. */
+export class Life {
+  steps = 0;
+  isOver = false;
+  readonly #ended = Promise.withResolvers<void>();
+  readonly #last: number;
+  readonly #sockets = new Set<Socket>();
+
+  /** `last` is the number of the step at which the agent dies. */
+  constructor(last = Number.POSITIVE_INFINITY) {
+    this.#last = last;
+  }
+
+  /** Counts a step of the agent. @throws Died when the agent dies here, or is dead. */
+  step(): void {
+    this.check();
+    this.steps += 1;
+    if (this.steps >= this.#last) {
+      this.end();
+    }
+    this.check();
+  }
+
+  check(): void {
+    if (this.isOver) {
+      throw new Died();
+    }
+  }
+
+  /** Closes the connection when the agent dies. */
+  owns(socket: Socket): void {
+    this.#sockets.add(socket);
+  }
+
+  /** Resolves when the agent dies. What is left of its work then only fails. */
+  get ended(): Promise<void> {
+    return this.#ended.promise;
+  }
+
+  end(): void {
+    this.isOver = true;
+    this.#ended.resolve();
+    for (const socket of this.#sockets) {
+      socket.destroy();
+    }
+  }
+}
+
+/** The agent whose code runs. Undefined in the code of a test, which never dies. */
+export const lives = new AsyncLocalStorage<Life>();
+
+/** Returns `work` as a step of the agent that calls it. */
+export function asStep<A extends unknown[], R>(
+  work: (...args: A) => R | Promise<R>,
+): (...args: A) => Promise<R> {
+  return async (...args) => {
+    lives.getStore()?.step();
+    return await work(...args);
+  };
+}
