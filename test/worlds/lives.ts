@@ -65,3 +65,32 @@ export function asStep<A extends unknown[], R>(
     return await work(...args);
   };
 }
+
+/** Functions of `node:fs/promises` that change files, and methods of an open file that do. */
+const CHANGES = new Set(['chmod', 'copyFile', 'mkdir', 'open', 'rename', 'rm', 'rmdir', 'writeFile']);
+const WRITES = new Set(['appendFile', 'datasync', 'sync', 'truncate', 'write', 'writeFile', 'writev']);
+
+type Call = (...args: unknown[]) => unknown;
+
+/** Returns the module `node:fs/promises` with each change of a file as a step. */
+export function stepping(original: object): object {
+  const all = Object.entries(original).map(([name, value]) => {
+    const call = value as Call;
+    const opened: Call = async (...args) => stepwise((await call(...args)) as object);
+    return [name, CHANGES.has(name) ? asStep(name === 'open' ? opened : call) : call];
+  });
+  return { ...(Object.fromEntries(all) as object), default: original };
+}
+
+/** Returns an open file whose writes are steps. */
+function stepwise(file: object): object {
+  const get = (target: object, key: string | symbol): unknown => {
+    const value: unknown = Reflect.get(target, key, target);
+    if (typeof value !== 'function') {
+      return value;
+    }
+    const call = (value as Call).bind(target);
+    return WRITES.has(String(key)) ? asStep(call) : call;
+  };
+  return new Proxy(file, { get });
+}

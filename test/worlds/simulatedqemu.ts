@@ -22,13 +22,13 @@ interface Guest {
 type Content = Pick<Guest, 'count' | 'prepared'>;
 
 /** Reads a JSON file that is filled up with zeros. */
-function readJson<T>(path: string): T {
-  return JSON.parse(readFileSync(path, 'latin1').replaceAll('\0', '')) as T;
+function readJson(path: string): unknown {
+  return JSON.parse(readFileSync(path, 'latin1').replaceAll('\0', ''));
 }
 
 /** Content of a disk: an overlay that has no content of its own yet shows its base. */
 export function contentOf(path: string): Content {
-  const { base, own } = readJson<{ base?: string; own?: Content }>(path);
+  const { base, own } = readJson(path) as { base?: string; own?: Content };
   return own ?? (base === undefined ? { count: 0, prepared: 0 } : contentOf(base));
 }
 
@@ -143,7 +143,7 @@ class Hypervisor {
     try {
       const { guest } = JSON.parse(stream) as { guest: Guest };
       const isApart = this.#ram !== undefined && this.#ignoresShared;
-      this.guest = isApart ? readJson<Guest>(this.#ram?.path ?? '') : guest;
+      this.guest = isApart ? (readJson(this.#ram?.path ?? '') as Guest) : guest;
       if (this.guest.count !== guest.count) {
         this.#host.faults.push(`${this.uid}: memory and devices are of two moments`);
       }
@@ -177,7 +177,7 @@ class Hypervisor {
       const { count, prepared } = guest;
       const own = { count, prepared };
       const isOverlay = this.#disk.endsWith('.qcow2');
-      const base = isOverlay ? readJson<{ base?: string }>(this.#disk).base : undefined;
+      const base = isOverlay ? (readJson(this.#disk) as { base?: string }).base : undefined;
       writeFileSync(this.#disk, JSON.stringify({ base, own }));
     }
     this.#keep();
@@ -185,7 +185,7 @@ class Hypervisor {
 
   #execute(socket: Socket, { execute, id, arguments: given = {} }: PeerCommand): void {
     this.#live();
-    const answer = this.#answer(execute, given as Record<string, string>);
+    const answer = this.#answer(execute, given);
     socket.write(`${JSON.stringify({ id, return: answer ?? {} })}\n`);
     if (execute === 'quit') {
       this.end();
@@ -278,6 +278,7 @@ class Hypervisor {
       this.#run(Buffer.from(String(given['input-data']), 'base64').toString());
     }
     const answers: Record<string, unknown> = {
+      'guest-fsfreeze-status': this.guest.isFrozen ? 'frozen' : 'thawed',
       'guest-fsfreeze-freeze': 1,
       'guest-exec': { pid: 1 },
       'guest-exec-status': {

@@ -136,3 +136,16 @@ it.each([
   expect(JSON.parse(found)).toMatchObject({ 'node-name': 'iso', ...read, ...node });
   expect(all.find((one) => one.includes('drive=iso'))).toMatch(/,bootindex=1$/);
 });
+
+it.each([true, false])(
+  'a machine from memory has nothing that could give back parts of the file: %s',
+  (isShared) => {
+    const state = { version: 1, intent: 'run', live: true, suspended: false } as MachineFile;
+    const sizes = { cpu: 1, memoryBytes: 2 ** 28, runAs: undefined };
+    const memory = { path: '/images/ram', isShared };
+    const all = { plan: plan(undefined), state, platform: PLATFORM, incoming: true, memory, ...sizes };
+    const text = commandLine({ uid: 'u', ...all }).join(' ');
+    expect(text).toContain(`mem-path=/images/ram,share=${isShared ? 'on' : 'off'}`);
+    expect(text).not.toMatch(/balloon|virtio-mem|virtio-pmem|free-page/);
+  },
+);

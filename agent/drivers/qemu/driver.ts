@@ -168,7 +168,11 @@ export class QemuDriver implements DriverOfVMs {
     const note = (step: string) => void (milliseconds[step] = Math.round(performance.now() - began));
     const { accelerator } = platform;
     const renew = async ({ guestAgent }: Hypervisor): Promise<Renewed> =>
-      await renewGuest(guestAgent, identityOf(plan), { accelerator, signal, onAnswer: () => note('answered') });
+      await renewGuest(guestAgent, identityOf(plan), {
+        accelerator,
+        signal,
+        onAnswer: () => note('answered'),
+      });
     let renewed: Renewed;
     try {
       const launched = startedWith(plan, platform);

@@ -291,7 +291,10 @@ export async function thaw(agent: GuestAgent, signal?: AbortSignal): Promise<voi
   });
 }
 
-async function openForThaw({ folder }: GuestAgent, signal: AbortSignal | undefined): Promise<GuestConnection> {
+async function openForThaw(
+  { folder }: GuestAgent,
+  signal: AbortSignal | undefined,
+): Promise<GuestConnection> {
   const connection = await GuestConnection.open(folder, signal === undefined ? {} : { signal });
   if (connection === undefined) {
     throw new Error(PERHAPS_FROZEN);

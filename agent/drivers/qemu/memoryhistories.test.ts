@@ -14,21 +14,12 @@ import { type MachineFolder, type VmLaunchPlan, WarmStartRefused } from '../driv
 import { QemuDriver } from './driver.ts';
 import type { GuestPlatform } from './platform.ts';
 
-const { asStep, CHANGES, host, Life, lives } = await vi.hoisted(async () => ({
+const { asStep, host, Life, lives, stepping } = await vi.hoisted(async () => ({
   ...(await import('../../../test/worlds/lives.ts')),
   host: {} as { world: SimulatedHost },
-  /** Calls that change files. Each is a step at which the agent can die. */
-  CHANGES: new Set(['chmod', 'copyFile', 'mkdir', 'open', 'rename', 'rm', 'rmdir', 'writeFile']),
 }));
 
-vi.mock('node:fs/promises', async (importOriginal) => {
-  const original = await importOriginal<Record<string, unknown>>();
-  const all = Object.entries(original).map(([name, value]) => {
-    const isCall = typeof value === 'function' && name !== 'default';
-    return [name, isCall && CHANGES.has(name) ? asStep(value as () => unknown) : value];
-  });
-  return { ...(Object.fromEntries(all) as object), default: original };
-});
+vi.mock('node:fs/promises', async (importOriginal) => stepping(await importOriginal<object>()));
 
 vi.mock('../../../base/time.ts', async (importOriginal) => {
   const original = await importOriginal<typeof time>();
@@ -179,7 +170,7 @@ function planOf(name: string): VmLaunchPlan {
     guest: { vm, diskSizeBytes: undefined, iso: undefined },
     cpu: 1,
     memoryBytes: MEMORY_BYTES,
-    network: { kind: 'tap', macAddress, address: undefined, device: 'tap0' } as VmLaunchPlan['network'],
+    network: { kind: 'tap', macAddress, address: undefined, device: 'tap0' },
   };
 }
 

@@ -48,12 +48,14 @@ export async function pullState(
   { folder, journal }: { folder: string; journal: Journal },
   options: PullOptions,
 ): Promise<void> {
+  const path = memoryIn(folder).state;
+  const packed = `${path}.zst`;
   if (journal.has(STATE_ENTRY)) {
+    // The agent can have died before it removed the packed state.
+    await rm(packed, { force: true });
     options.onSpared?.(state.size);
     return;
   }
-  const path = memoryIn(folder).state;
-  const packed = `${path}.zst`;
   await saveBlob({ repository, blob: state }, packed, options);
   const file = await open(path, 'w', 0o600);
   try {

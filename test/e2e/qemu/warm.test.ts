@@ -2,7 +2,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
-import { readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { constants, link, readdir, readFile, readlink, rm, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type MemoryFiles, SECTOR_BYTES } from '../../../agent/disks/disk.ts';
@@ -25,6 +25,12 @@ import type { WarmJob } from './warmagent.ts';
 
 /** Time in which a start ends whose machine is deleted. It is short of the time limits of a guest agent, on a busy machine too. */
 const PROMPT_MILLISECONDS = 3_000;
+/** Largest error of the clock of a guest from memory. */
+const CLOCK_SECONDS = 1;
+/** Command that writes to half of the memory of a guest. The rest is in use. */
+const FILL = 'dd if=/dev/urandom of=/filled bs=1M count=30; dd if=/dev/zero of=/dev/null bs=30M count=1';
+/** Bits of the flags of an open file that say how it was opened. */
+const ACCESS_BITS = 0o3;
 /** Names of files that a save makes in the folder of a machine, and that must be gone after it. */
 const LEFT = ['image-memory', 'memory', 'copy'];
 
@@ -42,6 +48,7 @@ printf '#!/bin/sh
 cat /proc/sys/kernel/random/uuid >"$7"
 ' >/bin/ssh-keygen
 chmod 755 /bin/ssh-keygen
+echo saved >/etc/machine-id
 `;
 
 describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
@@ -186,13 +193,15 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     );
     const reports = await Promise.all(
       clones.map(async ({ folder }) => ({
-        random: await inGuest(folder, 'head -c 64 /dev/urandom | sha256sum'),
+        random: await inGuest(folder, 'head -c 1048576 /dev/urandom | sha256sum'),
         uuid: await inGuest(folder, 'cat /proc/sys/kernel/random/uuid'),
         name: await inGuest(folder, 'hostname'),
         boots: await inGuest(folder, 'cat /var/run/boots'),
         hosts: await inGuest(folder, 'cat /etc/hosts'),
         sectors: await inGuest(folder, 'cat /sys/block/vda/size'),
         keys: await hostKeys(folder),
+        machineId: await inGuest(folder, 'cat /etc/machine-id'),
+        generation: await generationOf(folder),
         prepared: await inGuest(folder, 'echo $(cat /prepared)'),
       })),
     );
@@ -208,7 +217,16 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     expect(keys.map(([name]) => name)).toEqual(['ed25519', 'rsa', 'ed25519', 'rsa']);
     expect(new Set(keys.map(([, key]) => key)).size).toBe(keys.length);
     expect(reports[0]?.random).not.toBe(reports[1]?.random);
-    expect(reports[0]?.uuid).not.toBe(reports[1]?.uuid);
+    for (const part of ['uuid', 'machineId', 'generation'] as const) {
+      expect(
+        new Set(['saved', undefined, ...reports.map((report) => report[part])]).size,
+        `the ${part}`,
+      ).toBe(4);
+    }
+    await waitFor('clocks that are right', async () => {
+      const errors = await Promise.all(clones.map(async ({ folder }) => await clockErrorOf(folder)));
+      return errors.every((seconds) => seconds <= CLOCK_SECONDS);
+    });
     for (const { port } of clones) {
       expect(await page(port)).toMatchObject({ boots: '1', marker: 'template' });
     }
@@ -223,19 +241,67 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     }
   });
 
-  it('leave the files of the image as they were', async () => {
-    const digest = async (path: string): Promise<string> =>
-      createHash('sha256')
-        .update(await readFile(path))
-        .digest('hex');
-    const before = await digest(image.memory.ram);
-    const { folder, plan, port } = await clone(3);
-    await source.driver.startFromMemory(folder, plan, image.memory);
-    await page(port);
-    await inGuest(folder, 'dd if=/dev/urandom of=/filled bs=1M count=40');
-    await source.driver.delete(folder);
-    expect(await digest(image.memory.ram)).toBe(before);
+  /** Returns by how many seconds at least the clock of a guest differs from that of the host. */
+  async function clockErrorOf(folder: MachineFolder): Promise<number> {
+    const before = Date.now() / 1000;
+    const guest = Number(await inGuest(folder, 'date +%s'));
+    return Math.max(0, before - 1 - guest, guest - Date.now() / 1000);
+  }
+
+  async function generationOf({ path }: MachineFolder): Promise<string | undefined> {
+    return /"generation":"([^"]*)"/.exec(await readFile(join(path, 'state.json'), 'utf8'))?.[1];
+  }
+
+  it('cannot change the memory of the image: by writes, a crash, a suspend, a revert, or its removal while they run', async () => {
+    const { driver } = source;
+    const removed = { ...image.memory, ram: join(source.host.directory, 'removed') };
+    await link(image.memory.ram, removed.ram);
+    const before = await digestOf(image.memory.ram);
+    const clones = [await clone(3), await clone(9)] as const;
+    for (const { folder, plan } of clones) {
+      await driver.startFromMemory(folder, plan, removed);
+    }
+    await expectPrivate(clones[0].folder, removed.ram);
+    await rm(removed.ram);
+    for (const { folder, port } of clones) {
+      await page(port);
+      await inGuest(folder, FILL);
+    }
+    const [{ folder, plan, port }, other] = clones;
+    await driver.suspend(folder);
+    await driver.resume(folder, plan);
+    await inGuest(folder, FILL);
+    const state = await driver.inspect(other.folder);
+    process.kill(state.kind === 'running' ? state.pid : 0, 'SIGKILL');
+    await waitFor('the crash', async () => (await driver.inspect(other.folder)).kind === 'exited');
+    await driver.revert(folder, plan, image);
+    await driver.startFromMemory(folder, plan, image.memory);
+    expect(await page(port)).toMatchObject({ boots: '1', marker: 'template' });
+    expect(await digestOf(image.memory.ram)).toBe(before);
+    for (const one of clones) {
+      await driver.delete(one.folder);
+    }
   });
+
+  /** Checks how the hypervisor has the memory of the image. An old QEMU keeps the file open for writing. */
+  async function expectPrivate(folder: MachineFolder, ram: string): Promise<void> {
+    const state = await source.driver.inspect(folder);
+    const process = `/proc/${state.kind === 'running' ? state.pid : 0}`;
+    const maps = (await readFile(`${process}/maps`, 'utf8')).split('\n').filter((line) => line.endsWith(ram));
+    expect(maps.map((line) => line.split(' ')[1])).toEqual(['rw-p']);
+    const command = await readFile(`${process}/cmdline`, 'utf8');
+    const access = command.includes('readonly=on,rom=off') ? constants.O_RDONLY : constants.O_RDWR;
+    const files = await readdir(`${process}/fd`);
+    const targets = await Promise.all(
+      files.map(async (fd) => await undefinedIf(isMissing, readlink(`${process}/fd/${fd}`))),
+    );
+    const opened = files.filter((_, index) => targets[index] === ram);
+    for (const fd of opened) {
+      const flags = /flags:\s*(\d+)/.exec(await readFile(`${process}/fdinfo/${fd}`, 'utf8'))?.[1] ?? '';
+      expect(Number.parseInt(flags, 8) & ACCESS_BITS).toBe(access);
+    }
+    expect(opened).toHaveLength(1);
+  }
 
   it('with another size or other devices are refused, and boot from the disk; so are those that have run', async () => {
     const { folder, plan, port } = await clone(4);
@@ -303,12 +369,18 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
   });
 
   it('whose agent dies before they are renewed end, and start again from a new disk, from memory or not', async () => {
-    await addHook('renew.d/late', '[ "$(hostname)" = berth-proof ] || sleep 600');
+    await addHook(
+      'renew.d/late',
+      '[ "$(hostname)" = berth-proof ] || { echo late-hook >/dev/console; sleep 600; }',
+    );
     const slow = await save('slow');
     await expectPromptEnd(slow.memory);
     const [booted, warm] = [await clone(6), await clone(7)];
-    for (const { folder, plan } of [booted, warm]) {
-      await dieInRenewal({ dataDirectory: source.host.directory, folder, plan, memory: slow.memory });
+    for (const [{ folder, plan }, moment] of [
+      [booted, 'the hypervisor has started'],
+      [warm, 'the hooks run'],
+    ] as const) {
+      await dieInRenewal({ dataDirectory: source.host.directory, folder, plan, memory: slow.memory }, moment);
       // Stands for what the guest has written until then. No machine can start from it.
       await writeFile(join(folder.path, 'disk.qcow2'), 'written by the guest');
     }
@@ -336,12 +408,16 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
   }
 
   /** Lets an agent begin to renew a machine, kills the agent, and waits until the next agent has ended the machine. */
-  async function dieInRenewal(job: WarmJob & { plan: VmLaunchPlan }): Promise<void> {
+  async function dieInRenewal(
+    job: WarmJob & { plan: VmLaunchPlan },
+    moment: 'the hypervisor has started' | 'the hooks run',
+  ): Promise<void> {
     const { folder } = job;
     const agent = startAgent(job);
     await waitFor('the guest to be renewed', async () => {
       const state = await readFile(join(folder.path, 'state.json'), 'utf8');
-      return state.includes('"renewing":true') && state.includes('"process"');
+      const isBegun = state.includes('"renewing":true') && state.includes('"process"');
+      return isBegun && (moment !== 'the hooks run' || (await consoleOf(folder)).includes('late-hook'));
     });
     await kill(agent);
     // On a busy host, the hypervisor can be too slow for an inspection, and the next one ends it.
@@ -350,6 +426,18 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     });
   }
 });
+
+async function digestOf(path: string): Promise<string> {
+  return createHash('sha256')
+    .update(await readFile(path))
+    .digest('hex');
+}
+
+/** Returns all output of a guest's console. */
+async function consoleOf({ path }: MachineFolder): Promise<string> {
+  const files = (await readdir(path)).filter((name) => /^serial\..*\.log$/.test(name));
+  return (await Promise.all(files.map(async (name) => await readFile(join(path, name), 'utf8')))).join('');
+}
 
 function startAgent(job: WarmJob): ChildProcess {
   const script = new URL('./warmagent.ts', import.meta.url).pathname;
