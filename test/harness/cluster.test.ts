@@ -51,7 +51,7 @@ describe('a cluster', () => {
     const cluster = await start('kinds');
     const { stdout } = await cluster.kubectl(['api-resources', '--api-group=berth.dev', '-o', 'name']);
     expect(stdout.trim().split('\n').toSorted()).toEqual(
-      ['emulators', 'imagecacheentries', 'images', 'isos', 'servers', 'vmconfigs', 'vms'].map(
+      ['emulators', 'imagecacheentries', 'images', 'isos', 'runnersets', 'servers', 'vmconfigs', 'vms'].map(
         (kind) => `${kind}.berth.dev`,
       ),
     );

@@ -476,6 +476,7 @@ describe('kubectl', () => {
         'imagecacheentries ice',
         'images img',
         'isos iso',
+        'runnersets runset',
         'servers srv',
         'vmconfigs vmc',
         'vms vm',
