@@ -16,6 +16,7 @@ import { waitFor } from '../../hack/wait.ts';
 import { guestBase, planFor, tell } from '../worlds/qemuguest.ts';
 import { withFolder } from './folder.ts';
 import { proportionalMegabytes } from './measure.ts';
+import { measureWarmPods, type PodTimes } from './warmpods.ts';
 
 const MEBIBYTE = 1024 ** 2;
 /** Memory of the guests. */
@@ -66,6 +67,8 @@ export interface Warm {
   load: [number, number];
   groups: WarmGroup[];
   sizes: WarmSize[];
+  /** Starts through the whole agent. */
+  pods: PodTimes;
 }
 
 type Image = BaseImage & { memory: MemoryFiles };
@@ -81,7 +84,7 @@ export async function measureWarm(parent: string, starts: number): Promise<Warm>
   return await withFolder(parent, async (folder) => {
     const bench = new WarmBench(folder);
     try {
-      return await bench.measure(starts);
+      return { ...(await bench.measure(starts)), pods: await measureWarmPods(starts) };
     } finally {
       await bench.end();
     }
@@ -102,7 +105,7 @@ class WarmBench {
     this.#noteAnswers();
   }
 
-  async measure(starts: number): Promise<Warm> {
+  async measure(starts: number): Promise<Omit<Warm, 'pods'>> {
     const [before = Number.NaN] = loadavg();
     // The first call asks once for the abilities of the host.
     const [platform] = await this.#driver.probe();

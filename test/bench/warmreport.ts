@@ -3,10 +3,13 @@ import { availableParallelism } from 'node:os';
 import { format, milliseconds } from './report.ts';
 import { median, type Verdict } from './verdicts.ts';
 import type { Times, Warm, WarmGroup, Way } from './warm.ts';
+import type { PodTimes } from './warmpods.ts';
 
 /** Targets for emulated guests. Times are medians of guests that start one at a time. */
 const TARGETS = {
   answeredMilliseconds: 400,
+  /** From the bound Pod. */
+  boundToAnsweredMilliseconds: 400,
   renewedMilliseconds: 1_200,
   /** Largest difference between the sizes of memory. */
   sizes: 0.2,
@@ -27,9 +30,17 @@ const ROWS: readonly [label: string, way: Way, time: keyof Times][] = [
   ['boot: guest agent answers', 'cold', 'answered'],
 ];
 
+/** Rows of the starts through the agent. */
+const POD_ROWS: readonly [label: string, time: keyof PodTimes][] = [
+  ['start of the machine', 'prepared'],
+  ['guest agent answers', 'answered'],
+  ['identity renewed', 'renewed'],
+  ['banner of the SSH server', 'banner'],
+];
+
 /** Returns the times of each guest, and then the memory and the files. */
 export function warmTable(warm: Warm): string {
-  const { accelerator, groups, sizes, load } = warm;
+  const { accelerator, groups, sizes, load, pods } = warm;
   const [before, after] = load.map((value) => value.toFixed(1));
   const times = [
     [
@@ -40,15 +51,11 @@ export function warmTable(warm: Warm): string {
       'guests',
     ],
     ...groups.flatMap((group) =>
-      ROWS.map(([label, way, time]) => {
-        const values = group[way][time];
-        return [
-          `${group.mebibytes} MiB, ${group.atOnce} at once, ${label}`,
-          ...[Math.min(...values), median(values), Math.max(...values)].map(milliseconds),
-          String(values.length),
-        ];
-      }),
+      ROWS.map(([label, way, time]) =>
+        timesRow(`${group.mebibytes} MiB, ${group.atOnce} at once, ${label}`, group[way][time]),
+      ),
     ),
+    ...POD_ROWS.map(([label, time]) => timesRow(`256 MiB, Pod bound to: ${label}`, pods[time])),
   ];
   const memory = [
     ['memory (PSS) and files', ...sizes.map(({ mebibytes }) => `${mebibytes} MiB`)],
@@ -61,6 +68,11 @@ export function warmTable(warm: Warm): string {
     ['file with the state', ...sizes.map(({ stateBytes }) => `${(stateBytes / 1024).toFixed(0)} KiB`)],
   ];
   return `${format(times)}\n\n${format(memory)}`;
+}
+
+function timesRow(label: string, values: readonly number[]): string[] {
+  const times = [Math.min(...values), median(values), Math.max(...values)];
+  return [label, ...times.map(milliseconds), String(values.length)];
 }
 
 /** Returns the median of the rounds with this number of guests. */
@@ -87,16 +99,24 @@ export function warmVerdicts(warm: Warm): Verdict[] {
       target: `at most ${100 * TARGETS.sizes} %`,
       reached: difference <= TARGETS.sizes,
     },
+    within(
+      'Pod bound to the answer of the guest agent',
+      median(warm.pods.answered),
+      TARGETS.boundToAnsweredMilliseconds,
+    ),
   ];
 }
 
-function verdictsOfSize(warm: Warm, { mebibytes, warm: started, cold }: WarmGroup): Verdict[] {
-  const within = (what: string, value: number, target: number): Verdict => ({
-    claim: `warm: ${mebibytes} MiB, ${what}, median`,
+function within(what: string, value: number, target: number): Verdict {
+  return {
+    claim: `warm: ${what}, median`,
     measured: milliseconds(value),
     target: `at most ${target} ms`,
     reached: value <= target,
-  });
+  };
+}
+
+function verdictsOfSize(warm: Warm, { mebibytes, warm: started, cold }: WarmGroup): Verdict[] {
   const part = (what: string, value: number, target: number): Verdict => ({
     claim: `warm: ${mebibytes} MiB, ${what}`,
     measured: value.toFixed(2),
@@ -105,8 +125,8 @@ function verdictsOfSize(warm: Warm, { mebibytes, warm: started, cold }: WarmGrou
   });
   const memory = memoryOf(warm, mebibytes, ['warm', 4]) / memoryOf(warm, mebibytes, ['cold', 1]);
   return [
-    within('guest agent answers', median(started.answered), TARGETS.answeredMilliseconds),
-    within('identity renewed', median(started.called), TARGETS.renewedMilliseconds),
+    within(`${mebibytes} MiB, guest agent answers`, median(started.answered), TARGETS.answeredMilliseconds),
+    within(`${mebibytes} MiB, identity renewed`, median(started.called), TARGETS.renewedMilliseconds),
     part(
       'guest agent answers, part of a boot',
       median(started.answered) / median(cold.answered),
