@@ -88,9 +88,14 @@ export async function untilDeployed(latest: { vm: VM }, deployment: Deployment):
   return await keep(deployment.client, latest.vm, deployment);
 }
 
-async function untilRunning(
+/**
+ * Follows the VM until it runs. `latest` receives the last known version of the VM.
+ *
+ * @throws ActionError when the VM will not run, or is deleted; ApiError when the API server refuses; the signal's reason when it aborts.
+ */
+export async function untilRunning(
   latest: { vm: VM },
-  { client, watches, wanted, signal, trim = (vm) => vm, onVersion }: Deployment,
+  { client, watches, wanted, signal, trim = (vm) => vm, onVersion }: Omit<Deployment, 'aliveUntil'>,
 ): Promise<void> {
   const from = latest.vm.metadata;
   for await (const version of follow<VM>({ client, watches, type: VMS, from, trim, signal })) {

@@ -131,7 +131,8 @@ const FREE = new Set(
    remote-image-pull-copy remote-iso-pull-copy image-generate-name image-generate-size vm-push-reference vm-resize-size vm-exec-command vm-port-forward-ports vm-ssh-command
    vmconfig-create-name image-create-name iso-create-name user-set-token-token server-user-add-name server-user-remove-name
    emulator-deploy-name emulator-deploy---config namespace-create-name serviceaccount-create-names registry-add-server
-   secret-create-name secret-delete-names`.split(/\s+/),
+   secret-create-name secret-delete-names --alive-until vm-run---memory --env-secret --copy --copy-out --life vm-run-command gitlab-prepare---memory --allow-image --builds-dir --cache-dir
+   gitlab-run-script gitlab-run-stage`.split(/\s+/),
 );
 
 /** Returns the values of all commands, each with whether the completion has a source for them. */

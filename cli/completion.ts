@@ -66,6 +66,8 @@ const FLAG_SOURCES: Readonly<Record<string, Source>> = {
   '--tag': TAGS,
   '--tags': TAGS,
   'vm deploy --config': namesOf('vmconfig'),
+  'vm run --config': namesOf('vmconfig'),
+  'gitlab prepare --config': namesOf('vmconfig'),
   'vm create --config': namesOf('vmconfig'),
   '--vm': namesOf('vm'),
   '--serviceaccount': namesOf('serviceaccount'),

@@ -14,7 +14,21 @@ export const EXIT = {
   noAnswer: 5,
   interrupted: 130,
 } as const;
-export type ExitCode = (typeof EXIT)[keyof typeof EXIT];
+/**
+ * Exit codes of `vm run` if Berth could not run the command, or could not copy its files. They are above 200, so that scripts can tell them
+ * from the exit codes of most commands. docs/how-to/ci.md describes them.
+ */
+export const RUN_EXIT = {
+  noVM: 201,
+  notReady: 202,
+  failed: 203,
+  login: 204,
+  lost: 205,
+  copyIn: 206,
+  copyOut: 207,
+  secret: 208,
+} as const;
+export type ExitCode = (typeof EXIT)[keyof typeof EXIT] | (typeof RUN_EXIT)[keyof typeof RUN_EXIT];
 
 /** Error with a message for the user. */
 export class CommandError extends Error {

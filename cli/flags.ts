@@ -203,6 +203,21 @@ export interface PortPair {
 
 const PORTS = 65_535;
 
+/** A path of the side that is read, and a path of the other side. */
+export interface Copy {
+  readonly source: string;
+  readonly target: string;
+}
+
+/** Reads `SOURCE:TARGET`, and adds it to `before`. @throws InvalidArgumentError when the text has another form. */
+export function parseCopy(text: string, before: readonly Copy[] = []): readonly Copy[] {
+  const [, source = '', target = ''] = /^([^:]+):([^:]+)$/s.exec(text) ?? [];
+  if (source === '') {
+    throw new InvalidArgumentError('It must be SOURCE:TARGET, with one colon.');
+  }
+  return [...before, { source, target }];
+}
+
 /**
  * Reads a pair of ports from the text, and returns `before` with this pair added. The text is `LOCAL:REMOTE`, `REMOTE` for the same port on
  * both sides, or `:REMOTE` for a free local port.

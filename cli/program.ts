@@ -176,6 +176,13 @@ const NOUNS: readonly Noun[] = [
     },
   },
   {
+    name: 'gitlab',
+    description: 'Programs of the custom executor of GitLab runners',
+    addVerbs: async (noun, terminal) => {
+      (await import('./gitlab.ts')).addGitLabCommands(noun, terminal);
+    },
+  },
+  {
     name: 'config',
     description: 'Settings of this command',
     addVerbs: async (noun, terminal) => {
@@ -352,6 +359,7 @@ const EXAMPLES: Readonly<Record<string, string>> = {
   'vm delete': '-l team=ci',
   'vm deploy': 'build --image debian-cloud --cpu 4 --memory 8Gi --wait-for ready',
   'vm create': '-f vms.yaml',
+  'vm run': '--image debian-cloud --copy .:/src -- sh -c "cd /src && make"',
   'vm save': 'build debian-tools -d "Debian with compilers"',
   'vm commit': 'build',
   'vm push': 'build registry.example/team/debian-tools:1',
@@ -421,6 +429,9 @@ const EXAMPLES: Readonly<Record<string, string>> = {
   'registry delete': 'https://registry.example',
   'secret create': 'setup --from-file setup.yaml',
   'secret delete': 'setup',
+  'gitlab config': '--builds-dir /Users/ci/builds --cache-dir /Users/ci/cache',
+  'gitlab prepare': "--config mac --user ci --allow-image 'registry.example/mac/*'",
+  'gitlab run': 'script.sh build_script',
   'config set': '--api-url https://berth.example',
   explain: 'vm.spec.ports',
   completion: 'bash',

@@ -4,6 +4,7 @@ import { type PowerCommand, requestPower } from '../../actions/power.ts';
 import {
   addIneffective,
   BooleanFlag,
+  parseCopy,
   parseDiskSize,
   parseList,
   parsePair,
@@ -26,6 +27,7 @@ import { withCluster } from '../cluster.ts';
 import { report } from '../objects/kind.ts';
 import { forEachName, getNamed } from '../objects/named.ts';
 import { type Goal, parseGoal, wait } from './wait.ts';
+import type { RunFlags } from './run.ts';
 
 const POWER: readonly (readonly [PowerCommand, string])[] = [
   ['start', 'Start VMs'],
@@ -57,6 +59,7 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
     const { create } = await import('./deploy.ts');
     await create(terminal, command.optsWithGlobals<Globals>(), { name: name ?? flags.name, flags });
   });
+  addRun(noun, terminal);
   addDiskVerbs(noun, terminal);
   addDiagnosisVerbs(noun, terminal);
   for (const [word, description] of POWER) {
@@ -69,6 +72,38 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
       });
   }
   addStreamCommands(noun, terminal);
+}
+
+function addRun(noun: Command, terminal: Terminal): void {
+  addMachineFlags(noun.command('run'))
+    .description('Run a command in a new VM, end with its exit code, and delete the VM')
+    .argument('<command...>', 'command after --, with its arguments')
+    .option('--config <name>', 'VM config with values for the flags that are not given')
+    .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', parsePairs)
+    .option('--timeout <minutes>', 'longest wait in minutes until the VM is Ready (default: 10)', wholeNumber)
+    .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')
+    .option('--identity <file>', 'file with the private key for the login, instead of a new key for this VM')
+    .option('--env-secret <name>', 'Secret whose entries are environment variables of the command')
+    .option(
+      '--copy <source:target>',
+      'file or folder to copy into the VM before the command (can be repeated)',
+      parseCopy,
+    )
+    .option(
+      '--copy-out <source:target>',
+      'file or folder to copy out of the VM after the command (can be repeated)',
+      parseCopy,
+    )
+    .addOption(new BooleanFlag('--keep-on-failure', 'keep the VM for a day if the command fails'))
+    .option(
+      '--life <time>',
+      'time after which a VM is deleted if this command was killed (default: 10m)',
+      parseDuration,
+    )
+    .action(async (args: string[], flags: RunFlags, command: Command) => {
+      const { run } = await import('./run.ts');
+      await run(terminal, command.optsWithGlobals<Globals>(), { flags, command: args });
+    });
 }
 
 function addDeployFlags(command: Command): Command {

@@ -147,7 +147,7 @@ async function keysFor(
 }
 
 /** Returns the first public key of the user that can be read. Files with other content are left out, because nobody asked for them. */
-function readOwnKey({
+export function readOwnKey({
   environment,
 }: Pick<Terminal, 'environment'>): { file: string; keys: readonly string[] } | undefined {
   for (const name of OWN_KEYS) {
@@ -323,7 +323,7 @@ function waitingLines({ isForPeople, err }: Terminal, { output }: Globals): (vm:
   };
 }
 
-async function createVM(
+export async function createVM(
   cluster: UserCluster,
   vm: ReturnType<typeof vmFrom>,
   signal: AbortSignal,

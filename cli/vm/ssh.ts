@@ -96,32 +96,49 @@ async function prepared(
   { name, user, identity }: SshLoginFlags & { readonly name: string },
 ): Promise<{ options: string[]; user: string }> {
   const { environment, signal } = terminal;
-  const settings = await readSettings(environment);
   const known = knownHostsFile(environment);
   const options = await withCluster(terminal, globals, async (cluster) => {
-    const { uid = '' } = (await runningVM(cluster, name, signal)).metadata;
-    if (!UID.test(uid)) {
-      throw new CommandError(`The API server gave VM ${name} an invalid UID: ${JSON.stringify(uid)}`);
-    }
-    return sshOptions({
-      proxy: proxyCommand({ ...globals, namespace: cluster.namespace }, name),
-      known,
-      uid,
-      identity,
-    });
+    const { metadata } = await runningVM(cluster, name, signal);
+    return optionsFor({ ...globals, namespace: cluster.namespace }, metadata, { known, identity });
   });
   // ssh creates the `known_hosts` file, but not its folder, so this line creates the folder. Only the user can read the folder, because the
   // file lists the VMs of the user.
   await mkdir(dirname(known), { recursive: true, mode: 0o700 });
-  return { options, user: user || settings.sshUser || DEFAULT_USER };
+  return { options, user: await userOf(terminal, user) };
 }
 
-interface SSHOptions {
-  readonly proxy: string;
+/** Returns the user of a VM for a login: the user of the flag, then that of the settings file, then the default. @throws CommandError. */
+export async function userOf({ environment }: Terminal, user: string | undefined): Promise<string> {
+  return user || (await readSettings(environment)).sshUser || DEFAULT_USER;
+}
+
+/** Files of a login. */
+interface LoginFiles {
   /** Path of the `known_hosts` file with the host keys of VMs. */
   readonly known: string;
-  readonly uid: string;
+  /** Path of the private key. If it is undefined, ssh chooses the keys. */
   readonly identity: string | undefined;
+}
+
+/**
+ * Returns the options of ssh and scp for a VM. The namespace of `globals` must be that of the VM.
+ *
+ * @throws CommandError when the UID could have a special meaning for ssh.
+ */
+export function optionsFor(
+  globals: Globals,
+  { name, uid = '' }: { readonly name: string; readonly uid?: string },
+  files: LoginFiles,
+): string[] {
+  if (!UID.test(uid)) {
+    throw new CommandError(`The API server gave VM ${name} an invalid UID: ${JSON.stringify(uid)}`);
+  }
+  return sshOptions({ proxy: proxyCommand(globals, name), uid, ...files });
+}
+
+interface SSHOptions extends LoginFiles {
+  readonly proxy: string;
+  readonly uid: string;
 }
 
 /**
@@ -169,7 +186,7 @@ function proxyCommand({ kubeconfig, context, namespace = '' }: Globals, name: st
  * Puts the word in quotes, so that all common shells read it in the same way. In fish, a backslash in single quotes has a special meaning.
  * Therefore the function puts each backslash in double quotes.
  */
-function quoted(word: string): string {
+export function quoted(word: string): string {
   return `'${word.replace(/['\\]/g, (character) => (character === "'" ? `'"'"'` : `'"\\\\"'`))}'`;
 }
 

@@ -67,9 +67,9 @@ export class StartedProgram {
     return { ...this.#output, code: this.#child.exitCode };
   }
 
-  /** Ends the program as a user does with Ctrl+C. */
-  interrupt(): void {
-    this.#child.kill('SIGINT');
+  /** Ends the program as a user does with Ctrl+C, or with another signal. */
+  interrupt(signal: NodeJS.Signals = 'SIGINT'): void {
+    this.#child.kill(signal);
   }
 
   kill(): void {

@@ -1,5 +1,5 @@
 /** The day of a person with the command `berth`: a real terminal, sign-in, the ssh of this machine, a real guest and a registry. */
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
@@ -22,6 +22,8 @@ import { SET_UP_MILLISECONDS, World } from '../../worlds/vm.ts';
 const TEST_MILLISECONDS = 300_000;
 /** Time limit of a program that only reads or writes small files. */
 const LOCAL_MILLISECONDS = 60_000;
+/** What a command reads in its VM. */
+const INPUT_BYTES = 1024 * 1024;
 /** Exit code of ssh itself. */
 const SSH_REFUSES = 255;
 /** Prompt of the guest. */
@@ -165,6 +167,120 @@ test(
       err: `${GUEST}\n`,
     });
     expect(await knownKey(uid)).toMatch(/^(ssh|ecdsa)-\S+ \S+$/);
+  },
+  TEST_MILLISECONDS,
+);
+
+/** Returns the names of the VMs that `vm run` has made. */
+async function runVMs(): Promise<string[]> {
+  return (await world.vms.list())
+    .map(({ metadata }) => metadata.name)
+    .filter((name) => name.startsWith('run-'));
+}
+
+const RUN = ['run', '--config', 'small'] as const;
+
+test(
+  'run gives a command its files, environment and input, and has its outputs and its exit code; no VM is left',
+  async () => {
+    await world.kubectl('create', 'secret', 'generic', 'job', `--from-literal=WORD=it's "secret" \\`);
+    await mkdir(join(folder, 'in'));
+    await writeFile(join(folder, 'in', 'word'), 'copied');
+    const script =
+      'wc -c; echo "$WORD"; cat /root/in/word; echo told >&2; mkdir /root/out; echo "$2" > /root/out/result; exit 3';
+    const copies = [
+      '--copy',
+      `${join(folder, 'in')}:/root/in`,
+      '--copy-out',
+      `/root/out:${join(folder, 'out')}`,
+    ];
+    const command3 = ['sh', '-c', script, 'sh', 'one', "two  $HOME 'x'"];
+    const signals = `sh -c 'kill -INT $$'; echo $?; kill -TERM $$`;
+    const [job, ended, done] = await Promise.all([
+      command.run(['vm', ...RUN, '--env-secret', 'job', ...copies, '--', ...command3], {
+        input: 'x'.repeat(INPUT_BYTES),
+        // The role of a developer does not let people read Secrets.
+        kubeconfig: world.cluster.kubeconfig,
+      }),
+      berth(...RUN, '--', 'sh', '-c', signals),
+      berth(...RUN, '--', 'true'),
+    ]);
+    expect(job).toEqual({ code: 3, out: `${INPUT_BYTES}\nit's "secret" \\\ncopied`, err: 'told\n' });
+    expect(await readFile(join(folder, 'out', 'result'), 'utf8')).toBe("two  $HOME 'x'\n");
+    expect([ended.code, ended.out]).toEqual([143, '130\n']);
+    expect(done).toEqual({ code: 0, out: '', err: '' });
+    await waitFor('no VM to be left', async () => (await runVMs()).length === 0);
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'run deletes its VM when a signal ends it; the operator does so when it is killed',
+  async () => {
+    const begun = ['sh', '-c', 'echo begun; sleep 600'];
+    const ended = command.start(['vm', ...RUN, '--', ...begun]);
+    const killed = command.start(['vm', ...RUN, '--life', '20s', '--', ...begun]);
+    const begins = (program: StartedProgram) => program.prints(/^begun$/m, TEST_MILLISECONDS / 2);
+    await Promise.all([begins(ended), begins(killed)]);
+    killed.kill();
+    ended.interrupt('SIGTERM');
+    expect(await ended.ended()).toMatchObject({ code: 130, stderr: 'error: Interrupted\n' });
+    await waitFor('one VM to be deleted', async () => (await runVMs()).length === 1);
+    const [name = ''] = await runVMs();
+    await world.vms.waitUntilGone(name);
+    await waitFor('the Event', async () =>
+      /NotRenewed\s+vm\/run-/.test(await world.kubectl('get', 'events')),
+    );
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'gitlab runs the scripts of a job in a VM with their exit codes, and cleans up also without a VM',
+  async () => {
+    const job = join(folder, 'job');
+    await mkdir(job);
+    const code = join(job, 'code');
+    const script = async (text: string) => {
+      await writeFile(join(job, 'script'), text);
+      return join(job, 'script');
+    };
+    // The runner gives these variables to each program, and those of job_env to all but the first.
+    const variables = {
+      TMPDIR: job,
+      CUSTOM_ENV_CI_JOB_ID: '4711',
+      BUILD_EXIT_CODE_FILE: code,
+      SECRET: 'of the runner',
+    };
+    const config = await command.run(['gitlab', 'config'], { environment: variables });
+    const { job_env } = JSON.parse(config.out) as { job_env: Record<string, string> };
+    const stage = async (...args: string[]) =>
+      await command.run(['gitlab', ...args], { environment: { ...variables, ...job_env } });
+    expect(await stage('cleanup')).toMatchObject({ code: 0 });
+    const prepared = await stage('prepare', '--config', 'small');
+    expect([prepared.code, prepared.err]).toEqual([
+      0,
+      expect.stringContaining('The guest has no gitlab-runner'),
+    ]);
+    const { BERTH_GITLAB_VM: name = '' } = job_env;
+    expect((await world.vms.get(name)).spec.aliveUntil).toBeDefined();
+    const good = await script(
+      'set -e\necho "$0 ${SECRET-hidden} ${CUSTOM_ENV_CI_JOB_ID-hidden}"\necho told >&2\n',
+    );
+    expect(await stage('run', good, 'prepare_script')).toEqual({
+      code: 0,
+      out: expect.stringContaining('hidden hidden\n'),
+      err: 'told\n',
+    });
+    expect(await stage('run', await script('exit 42\n'), 'build_script')).toEqual({
+      code: 1,
+      out: '',
+      err: '',
+    });
+    expect(await readFile(code, 'utf8')).toBe('42');
+    expect(await stage('cleanup')).toMatchObject({ code: 0 });
+    await world.vms.waitUntilGone(name);
+    expect(await stage('run', good, 'after_script')).toMatchObject({ code: 2 });
   },
   TEST_MILLISECONDS,
 );

@@ -1,0 +1,119 @@
+/** Copies files and folders between this computer and a guest, over the connection of a {@link GuestShell}. The guest needs sh and tar. */
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { createWriteStream } from 'node:fs';
+import { mkdir, open, stat } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { type Readable, Transform, type Writable } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
+import { messageOf } from '../../base/errors.ts';
+import { CommandError, EXIT, type ExitCode, RUN_EXIT } from '../errors.ts';
+import type { Copy } from '../flags.ts';
+import { type GuestShell, inShell } from './guestshell.ts';
+
+/** Largest copy out of a guest in bytes. A guest could otherwise fill the disk of this computer. */
+const OUT_BYTES = 64 * 1024 ** 3;
+
+/** Checks that the sources exist, before a VM is made. @throws CommandError when one of them is neither a file nor a folder. */
+export async function requireSources(copies: readonly Copy[]): Promise<void> {
+  for (const { source } of copies) {
+    const found = await stat(source).catch((error: unknown) => {
+      throw new CommandError(`--copy ${source}: ${messageOf(error)}`, EXIT.usage);
+    });
+    if (!found.isFile() && !found.isDirectory()) {
+      throw new CommandError(`--copy ${source} must be a file or a folder`, EXIT.usage);
+    }
+  }
+}
+
+/** Copies a file, or the content of a folder, to a path of the guest. @throws CommandError when it fails; the signal's reason. */
+export async function copyIn(
+  shell: GuestShell,
+  { source, target }: Copy,
+  signal: AbortSignal,
+): Promise<void> {
+  const found = await stat(source);
+  const isFolder = found.isDirectory();
+  const script = isFolder
+    ? 'mkdir -p "$1" && tar -xf - -C "$1"'
+    : 'mkdir -p "$(dirname "$1")" && cat > "$1" && chmod "$2" "$1"';
+  const command = inShell(script, [target, (found.mode & 0o777).toString(8)]);
+  if (isFolder) {
+    const packing = spawn('tar', ['-cf', '-', '-C', source, '.'], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+      signal,
+    });
+    const packed = once(packing, 'close') as Promise<[number | null]>;
+    packed.catch(() => undefined);
+    const child = shell.start(command, { stdio: ['pipe', 'ignore', 'inherit'], signal });
+    const ended = shell.exitCode(child, signal);
+    ended.catch(() => undefined);
+    // If one of the two programs fails, its exit code tells so.
+    await pipeline(packing.stdout, child.stdin as Writable).catch(() => packing.kill());
+    requireSuccess(await ended, `${source} to ${target}`, RUN_EXIT.copyIn);
+    requireSuccess((await packed)[0], `${source} to ${target}`, RUN_EXIT.copyIn);
+    return;
+  }
+  await using file = await open(source);
+  const child = shell.start(command, { stdio: [file.fd, 'ignore', 'inherit'], signal });
+  requireSuccess(await shell.exitCode(child, signal), `${source} to ${target}`, RUN_EXIT.copyIn);
+}
+
+/** Copies a file, or the content of a folder, out of the guest. @throws CommandError when it fails; the signal's reason. */
+export async function copyOut(
+  shell: GuestShell,
+  { source, target }: Copy,
+  signal: AbortSignal,
+): Promise<void> {
+  const test = 'if [ -d "$1" ]; then echo folder; elif [ -e "$1" ]; then echo file; fi';
+  const { out } = await shell.read(inShell(test, [source]), signal);
+  const kind = out.trim();
+  const what = `${source} to ${target}`;
+  if (kind !== 'folder' && kind !== 'file') {
+    throw new CommandError(`The guest has no ${source} to copy out`, RUN_EXIT.copyOut);
+  }
+  const script = kind === 'folder' ? 'tar -cf - -C "$1" .' : 'cat "$1"';
+  const child = shell.start(inShell(script, [source]), { stdio: ['ignore', 'pipe', 'inherit'], signal });
+  const output = child.stdout as Readable;
+  await mkdir(kind === 'folder' ? target : dirname(target), { recursive: true });
+  const ended = shell.exitCode(child, signal);
+  ended.catch(() => undefined);
+  try {
+    if (kind === 'folder') {
+      // tar removes slashes at the start of names and refuses names with `..`, so the guest chooses only names in the target.
+      const unpacking = spawn('tar', ['-xf', '-', '--no-same-owner', '-C', target], {
+        stdio: ['pipe', 'inherit', 'inherit'],
+        signal,
+      });
+      const unpacked = once(unpacking, 'close') as Promise<[number | null]>;
+      unpacked.catch(() => undefined);
+      await pipeline(output, bounded(), unpacking.stdin);
+      requireSuccess((await unpacked)[0], what, RUN_EXIT.copyOut);
+    } else {
+      await pipeline(output, bounded(), createWriteStream(target));
+    }
+  } catch (error) {
+    signal.throwIfAborted();
+    child.kill();
+    throw error instanceof CommandError
+      ? error
+      : new CommandError(`Copying ${what} failed: ${messageOf(error)}`, RUN_EXIT.copyOut);
+  }
+  requireSuccess(await ended, what, RUN_EXIT.copyOut);
+}
+
+function bounded(): Transform {
+  let bytes = 0;
+  return new Transform({
+    transform(chunk: Buffer, _encoding, done) {
+      bytes += chunk.length;
+      done(bytes > OUT_BYTES ? new Error(`it has more than ${OUT_BYTES} bytes`) : null, chunk);
+    },
+  });
+}
+
+function requireSuccess(code: number | null, what: string, exit: ExitCode): void {
+  if (code !== 0) {
+    throw new CommandError(`Copying ${what} failed with exit code ${code}`, exit);
+  }
+}

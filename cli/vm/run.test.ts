@@ -1,0 +1,35 @@
+import { join } from 'node:path';
+import { writeFile } from 'node:fs/promises';
+import { expect, it } from 'vitest';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
+import { makeFolder } from '../../test/support/folder.ts';
+import { run } from '../program.ts';
+
+/** Runs `vm run` without a cluster. */
+async function runWithoutCluster(...args: string[]) {
+  const folder = makeFolder();
+  const kubeconfig = join(folder, 'kubeconfig');
+  const document = {
+    clusters: [{ name: 'a', cluster: { server: 'http://127.0.0.1:1' } }],
+    contexts: [{ name: 'a', context: { cluster: 'a', user: 'a' } }],
+    'current-context': 'a',
+    users: [{ name: 'a', user: { token: 'a' } }],
+  };
+  await writeFile(kubeconfig, JSON.stringify(document));
+  let written = '';
+  const terminal = makeTerminal({
+    environment: { HOME: folder, KUBECONFIG: kubeconfig },
+    err: (text) => void (written += text),
+  });
+  return [await run(['vm', 'run', '--image', 'mac', ...args, '--', 'true'], terminal), written];
+}
+
+it.each([
+  [[], 201, 'The API server does not answer'],
+  [['--env-secret', 'job'], 208, 'The API server does not answer'],
+  [['--copy', '/does/not/exist:/x'], 2, '--copy /does/not/exist: ENOENT'],
+  [['--copy', 'one'], 2, 'It must be SOURCE:TARGET'],
+  [['--copy', '/dev/null:/x'], 2, 'must be a file or a folder'],
+])('tells with %j by its exit code why the command did not run', async (args, code, says) => {
+  expect(await runWithoutCluster(...args)).toEqual([code, expect.stringContaining(says)]);
+});

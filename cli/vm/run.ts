@@ -1,0 +1,229 @@
+/**
+ * Runs one command in a VM of its own: makes the VM, waits until it is Ready, runs the command by ssh, and deletes the VM. While the command
+ * runs, this process prolongs the life of the VM. If this process is killed, the operator therefore deletes the VM.
+ */
+import { randomBytes } from 'node:crypto';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { LIFE_MILLISECONDS, prolong } from '../../actions/hold.ts';
+import { timeoutMinutes } from '../../api/http/vmspec.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { SECRETS } from '../../kube/core.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
+import { CommandError, described, Interrupted, ProgramEnded, RUN_EXIT } from '../errors.ts';
+import type { Copy } from '../flags.ts';
+import type { Globals } from '../globals.ts';
+import type { Terminal } from '../terminal.ts';
+import { bodyOf, type DeployFlags, readOwnKey, vmFrom } from './deploy.ts';
+import { copyIn, copyOut, requireSources } from './guestfiles.ts';
+import { type GuestShell, inShell, makeKey } from './guestshell.ts';
+import {
+  createHeld,
+  type GuestJob,
+  keyIn,
+  openShell,
+  removeVM,
+  stage,
+  untilReady,
+  whileHeld,
+} from './heldvm.ts';
+import { quoted } from './ssh.ts';
+
+export interface RunFlags extends DeployFlags {
+  readonly user?: string;
+  readonly identity?: string;
+  /** Name of the Secret whose entries are environment variables of the command. */
+  readonly envSecret?: string;
+  readonly copy?: readonly Copy[];
+  readonly copyOut?: readonly Copy[];
+  readonly keepOnFailure?: boolean;
+  /** Life in milliseconds of a VM that nobody prolongs. */
+  readonly life?: number;
+}
+
+/** Start of the generated names of VMs. */
+const NAME = 'run';
+/** Life in milliseconds of a VM that is kept after a failure, so that a person can look at it. */
+const KEPT_MILLISECONDS = 24 * 3_600_000;
+/** Time limit in milliseconds for the request that keeps a VM. */
+const KEEP_MILLISECONDS = 30_000;
+/** Name of an environment variable. */
+const VARIABLE = /^[A-Za-z_][A-Za-z0-9_]*$/;
+/** Number of random bytes in the name of the folder for environment variables. */
+const FOLDER_BYTES = 8;
+
+interface Work {
+  readonly flags: RunFlags;
+  readonly command: readonly string[];
+}
+
+/**
+ * Runs the command in a VM.
+ *
+ * @throws ProgramEnded with the exit code of the command if it is not 0; CommandError with a code of {@link RUN_EXIT} if Berth could not run
+ * the command; Interrupted.
+ */
+export async function run(terminal: Terminal, globals: Globals, work: Work): Promise<void> {
+  await requireSources(work.flags.copy ?? []);
+  const hangup = new AbortController();
+  const hangUp = (): void => hangup.abort(new Interrupted());
+  process.once('SIGHUP', hangUp);
+  const folder = await mkdtemp(join(tmpdir(), 'berth-run-'));
+  try {
+    const signal = AbortSignal.any([terminal.signal, hangup.signal]);
+    await runWith({ ...terminal, signal }, globals, { ...work, folder });
+  } finally {
+    process.off('SIGHUP', hangUp);
+    await rm(folder, { recursive: true, force: true });
+  }
+}
+
+async function runWith(
+  terminal: Terminal,
+  globals: Globals,
+  { flags, command, folder }: Work & { readonly folder: string },
+): Promise<void> {
+  const { signal } = terminal;
+  const { envSecret, user, identity, life: lifeMilliseconds = LIFE_MILLISECONDS } = flags;
+  const body = bodyOf(NAME, { ...flags, generateName: true });
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
+    const variables = envSecret === undefined ? undefined : await environmentFrom(cluster, envSecret, signal);
+    const key = identity === undefined ? [await makeKey(keyIn(folder), signal)] : [];
+    const sshKey = [...key, ...ownKeys(terminal, flags)];
+    const job: GuestJob = {
+      terminal,
+      cluster,
+      globals: { ...globals, namespace },
+      folder,
+      identity,
+      user,
+      lifeMilliseconds,
+      clock: Date.now,
+      minutes: timeoutMinutes(body),
+    };
+    const vm = vmFrom(body, { ...flags, ...(sshKey.length > 0 && { sshKey }) }, namespace);
+    const latest = { vm: await createHeld(job, vm, signal) };
+    const code = await whileUsed(job, latest, flags, async (held) => {
+      await untilReady(job, latest, held);
+      await using shell = await openShell(job, latest.vm, held);
+      return await runIn(shell, { flags, command, variables, terminal }, held);
+    });
+    if (code !== 0) {
+      throw new ProgramEnded(code);
+    }
+  });
+}
+
+/** Returns the keys of the flags. A VM that is kept after a failure also takes the key of the user. */
+function ownKeys(terminal: Terminal, { sshKey, keepOnFailure = false }: RunFlags): readonly string[] {
+  return sshKey ?? (keepOnFailure ? (readOwnKey(terminal)?.keys ?? []) : []);
+}
+
+/** Runs `work` while the VM is held. Then deletes the VM, or keeps it after a failure if the flags say so. */
+async function whileUsed(
+  job: GuestJob,
+  latest: { vm: VM },
+  { keepOnFailure = false }: RunFlags,
+  work: (signal: AbortSignal) => Promise<number>,
+): Promise<number> {
+  const { signal } = job.terminal;
+  let hasSucceeded = false;
+  try {
+    const code = await whileHeld(job, latest.vm, signal, work);
+    hasSucceeded = code === 0;
+    return code;
+  } finally {
+    const isKept = keepOnFailure && !hasSucceeded && !signal.aborted;
+    await (isKept ? keepVM(job, latest.vm) : removeVM(job, latest.vm));
+  }
+}
+
+/** Keeps the VM for a day, and tells the user. Never rejects. */
+async function keepVM({ terminal, cluster, clock }: GuestJob, vm: VM): Promise<void> {
+  const { name } = vm.metadata;
+  const signal = AbortSignal.timeout(KEEP_MILLISECONDS);
+  const hold = { client: cluster.client, vm, clock, lifeMilliseconds: KEPT_MILLISECONDS, signal };
+  try {
+    const until = await prolong(hold, KEEP_MILLISECONDS);
+    terminal.err(`VM ${name} is kept until ${until}: ${terminal.name} vm ssh ${name}\n`);
+  } catch (error) {
+    terminal.err(`VM ${name} could not be kept: ${described(error).message}\n`);
+  }
+}
+
+interface Command extends Work {
+  /** Text that sets the environment variables of the command in a shell. */
+  readonly variables: string | undefined;
+  readonly terminal: Terminal;
+}
+
+/** Copies files in, runs the command, and copies files out. Returns the exit code of the command. */
+async function runIn(
+  shell: GuestShell,
+  { flags, command, variables, terminal }: Command,
+  signal: AbortSignal,
+): Promise<number> {
+  for (const copy of flags.copy ?? []) {
+    await copyIn(shell, copy, signal);
+  }
+  const place = variables === undefined ? '' : await placeVariables(shell, variables, signal);
+  const child = shell.start(inShell(COMMAND, [place, ...command]), { stdio: 'inherit', signal });
+  const code = await shell.exitCode(child, signal);
+  for (const copy of flags.copyOut ?? []) {
+    await copyOutAfter(code, terminal, async () => await copyOut(shell, copy, signal));
+  }
+  return code;
+}
+
+/** Copies out. If the command itself has failed, a failure is only told, because the exit code of the command says more. */
+async function copyOutAfter(code: number, { err }: Terminal, copy: () => Promise<void>): Promise<void> {
+  try {
+    await copy();
+  } catch (error) {
+    if (code === 0 || !(error instanceof CommandError) || error.exitCode !== RUN_EXIT.copyOut) {
+      throw error;
+    }
+    err(`error: ${described(error).message}\n`);
+  }
+}
+
+/**
+ * Script that runs the command. `$1` is the folder with the environment variables, or empty. The shell stays until the command ends, so that
+ * the exit code also tells which signal has ended the command.
+ */
+const COMMAND = 'if [ -n "$1" ]; then . "$1/variables" || exit; rm -r "$1"; fi; shift; "$@"; exit $?';
+
+/** Writes the variables into a file of the guest that only its user can read. Returns the folder of the file. @throws CommandError. */
+async function placeVariables(shell: GuestShell, variables: string, signal: AbortSignal): Promise<string> {
+  // Not every guest has a folder for temporary files. This one is in the home folder of the user.
+  const folder = `./.berth-${randomBytes(FOLDER_BYTES).toString('hex')}`;
+  const script = 'umask 077; mkdir "$1" && cat > "$1/variables"';
+  const { code } = await shell.read(inShell(script, [folder]), signal, variables);
+  if (code !== 0) {
+    throw new CommandError(`The environment could not be written to ${folder} of the guest`, RUN_EXIT.copyIn);
+  }
+  return folder;
+}
+
+/** Returns a text of the shell that sets the entries of the Secret as environment variables. @throws CommandError. */
+async function environmentFrom(
+  { client, namespace }: UserCluster,
+  name: string,
+  signal: AbortSignal,
+): Promise<string> {
+  const reading = async () => await client.get(SECRETS, { namespace, name }, { signal });
+  const { data = {} } = await stage(RUN_EXIT.secret, signal, reading);
+  const variables = Object.entries(data).map(([key, value]) => {
+    const text = Buffer.from(value, 'base64').toString('utf8');
+    if (!VARIABLE.test(key) || text.includes('\0')) {
+      throw new CommandError(
+        `--env-secret ${name}: the entry ${JSON.stringify(key)} must have the name of an environment variable (letters, digits and underscores), and a text without NUL`,
+        RUN_EXIT.secret,
+      );
+    }
+    return `export ${key}=${quoted(text)}\n`;
+  });
+  return variables.join('');
+}
