@@ -62,7 +62,7 @@ if [ -s /etc/hosts ] && [ "$old" != localhost ]; then
 fi
 if [ -e /etc/hostname ]; then printf '%s\\n' "$HOST_NAME" >/etc/hostname; fi
 make_key() {
-  ssh-keygen -q -t "$1" -N '' -f "/etc/ssh/ssh_host_$1_key" || return
+  \${2-} ssh-keygen -q -t "$1" -N '' -f "/etc/ssh/ssh_host_$1_key" || return
   if [ -s /run/sshd.pid ]; then kill -HUP "$(cat /run/sshd.pid)"; fi
 }
 if command -v ssh-keygen >/dev/null && [ -d /etc/ssh ]; then
@@ -74,7 +74,6 @@ if command -v ssh-keygen >/dev/null && [ -d /etc/ssh ]; then
   set -- \${types:-ed25519}
   make_key "$1"
   shift
-  (for type; do make_key "$type" || echo "berth: no SSH host key of the type $type could be made" >/dev/kmsg; done) >/dev/null 2>&1 &
 fi
 if [ -n "$KEYS" ]; then
   user=$(awk -F: '$3 == 1000 {print $1; exit}' /etc/passwd)
@@ -108,6 +107,7 @@ if [ -n "$card" ] && command -v ifup >/dev/null && grep -qs "$card" /etc/network
   (for _ in $(seq 300); do [ "$(cat "/sys/class/net/$card/carrier")" = 1 ] && break; sleep 0.1; done
   ifdown --force "$card"; ifup "$card") >/dev/null 2>&1 &
 fi
+(for type; do make_key "$type" "$(command -v nice)" || echo "berth: no SSH host key of the type $type could be made" >/dev/kmsg; done) >/dev/null 2>&1 &
 cat /proc/sys/kernel/hostname
 if [ -e /etc/machine-id ]; then cat /etc/machine-id; else echo "$MACHINE_ID"; fi
 if [ -n "$card" ] && [ -n "$MAC" ]; then cat "/sys/class/net/$card/address"; else echo "$MAC"; fi
