@@ -4,7 +4,7 @@ import { pause } from '../base/time.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import { ActionError } from './error.ts';
-import { type PowerCommand, requestPower } from './power.ts';
+import { type PowerCommand, requestPower, type PowerDetails } from './power.ts';
 
 vi.mock(import('../base/time.ts'), { spy: true });
 afterEach(() => vi.mocked(pause).mockReset());
@@ -25,14 +25,14 @@ function clientWith(mergePatch: Write): Pick<KubeClient, 'mergePatch'> {
 }
 
 /** Returns the merge patch that a command writes, or the reason why the command is refused. */
-async function changeOf(found: VM, word: PowerCommand) {
+async function changeOf(found: VM, word: PowerCommand, details?: PowerDetails) {
   let written: object | undefined;
   const client = clientWith(async (_type, _ref, patch) => {
     written = patch;
     return found;
   });
   try {
-    await requestPower(client, word, async () => found);
+    await requestPower(client, word, async () => found, details);
     return { patch: written };
   } catch (error) {
     return error instanceof ActionError ? { refusal: error.message } : error;
@@ -126,4 +126,17 @@ it('stops a VM although others change it', async () => {
   let version = 0;
   const { request } = stored(() => (version += 1));
   expect(await request('stop')).toMatchObject({ spec: { powerState: 'Stopped' } });
+});
+
+it('resets a disk to a snapshot, or to the image again when no snapshot is named', async () => {
+  const metadata = { uid: '1' };
+  const revertRequestedAt = expect.any(String) as string;
+  const running = vm('Running');
+  expect(await changeOf(running, 'revert')).toEqual({ patch: { metadata, spec: { revertRequestedAt } } });
+  expect(await changeOf(running, 'revert', { revertTo: 'first' })).toEqual({
+    patch: { metadata, spec: { revertRequestedAt, revertTo: 'first' } },
+  });
+  expect(await changeOf(vm('Running', { revertTo: 'first' }), 'revert')).toEqual({
+    patch: { metadata, spec: { revertRequestedAt, revertTo: null } },
+  });
 });

@@ -13,8 +13,16 @@ import { isConflict } from '../kube/errors.ts';
 import { changeObject } from './change.ts';
 import { ActionError } from './error.ts';
 
+/** What a command can be told: `revertTo` is the name of the snapshot to which `revert` resets the disk, instead of the image. */
+export interface PowerDetails {
+  readonly revertTo?: string | undefined;
+}
+
+/** Fields to write. Null removes a field. */
+type SpecChange = { readonly [Field in keyof VMSpec]?: VMSpec[Field] | null };
+
 interface Power {
-  readonly spec: (vm: VM) => Partial<VMSpec>;
+  readonly spec: (vm: VM, details: PowerDetails) => SpecChange;
   /** Phases in which the command is refused. Every command is also refused if the VM has ended. */
   readonly refusedIn: readonly VMPhase[];
 }
@@ -29,7 +37,7 @@ const COMMANDS: Readonly<Record<Command | 'restart', Power>> = {
   restart: { spec: restarted, refusedIn: BEFORE_RUNNING },
   suspend: { spec: () => ({ powerState: 'Suspended' }), refusedIn: WITHOUT_MEMORY },
   resume: { spec: () => ({ powerState: 'Running' }), refusedIn: WITHOUT_MEMORY },
-  revert: { spec: () => ({ revertRequestedAt: new Date().toISOString() }), refusedIn: BEFORE_RUNNING },
+  revert: { spec: reverted, refusedIn: BEFORE_RUNNING },
 };
 export type PowerCommand = keyof typeof COMMANDS;
 
@@ -43,20 +51,21 @@ export async function requestPower(
   client: Pick<KubeClient, 'mergePatch'>,
   word: PowerCommand,
   read: () => Promise<VM>,
+  details: PowerDetails = {},
 ): Promise<VM> {
   let name = '';
   const attempt = async () => {
     const found = await read();
     const { namespace = '' } = found.metadata;
     ({ name } = found.metadata);
-    const write = client.mergePatch<VM>(VMS, { namespace, name }, powerChange(found, word));
+    const write = client.mergePatch<VM>(VMS, { namespace, name }, powerChange(found, word, details));
     return await undefinedIf(isConflict, write);
   };
   return await changeObject(() => `VM ${name}`, attempt);
 }
 
 /** Returns the merge patch for the command. @throws ActionError when the VM's phase does not allow the command. */
-function powerChange(vm: VM, word: PowerCommand): object {
+function powerChange(vm: VM, word: PowerCommand, details: PowerDetails): object {
   const { refusedIn } = COMMANDS[word];
   const phase = phaseOf(vm);
   if ([...ENDED, ...refusedIn].includes(phase)) {
@@ -64,7 +73,7 @@ function powerChange(vm: VM, word: PowerCommand): object {
     throw new ActionError('refused', message);
   }
   const { uid, resourceVersion } = vm.metadata;
-  const spec = COMMANDS[word].spec(vm);
+  const spec = COMMANDS[word].spec(vm, details);
   // A start must not request a restart that somebody else has requested since the VM was read.
   const isFirst = word === 'start' && spec.restartRequestedAt !== undefined;
   return { metadata: isFirst ? { uid, resourceVersion } : { uid }, spec };
@@ -81,6 +90,14 @@ function startOf(vm: VM): Partial<VMSpec> {
   const isOwnEnd = status.phase === 'Stopped' && !isOnRequest;
   const isRequested = spec.restartRequestedAt !== undefined && spec.restartRequestedAt !== status.restartedAt;
   return isOwnEnd && !isRequested ? restarted() : { powerState: 'Running' };
+}
+
+/** Returns the fields that reset the disk. A snapshot that an earlier request named must not stay. */
+function reverted({ spec }: VM, { revertTo }: PowerDetails): SpecChange {
+  const revertRequestedAt = new Date().toISOString();
+  return revertTo === undefined && spec.revertTo === undefined
+    ? { revertRequestedAt }
+    : { revertRequestedAt, revertTo: revertTo ?? null };
 }
 
 function restarted(): Partial<VMSpec> {

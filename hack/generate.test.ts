@@ -46,7 +46,17 @@ describe('generate', () => {
     await writeFile(join(folder, 'other.yaml'), 'kept');
     await generate('--output', folder);
     expect((await readdir(folder)).toSorted()).toEqual(
-      ['emulators', 'imagecacheentries', 'images', 'isos', 'runnersets', 'servers', 'vmconfigs', 'vms']
+      [
+        'emulators',
+        'imagecacheentries',
+        'images',
+        'isos',
+        'runnersets',
+        'servers',
+        'vmconfigs',
+        'vms',
+        'vmsnapshots',
+      ]
         .map((plural) => `berth.dev_${plural}.yaml`)
         .concat('other.yaml'),
     );

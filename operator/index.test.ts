@@ -39,6 +39,7 @@ it('a standby remembers the keys of existing objects, and none of deleted object
   }
   const all = [
     'vm',
+    'vmsnapshot',
     'image',
     'iso',
     'imagecache',

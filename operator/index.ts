@@ -45,6 +45,8 @@ import { DemandReconciler, enqueueDemand } from './server/demand/controller.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { enqueueVMs } from './vm/triggers.ts';
 import { declareWatches, type OperatorWatches } from './watches.ts';
+import { enqueueSnapshots, SnapshotReconciler } from './snapshot/controller.ts';
+import { exportSnapshotMetrics } from './snapshot/metrics.ts';
 
 export interface OperatorOptions {
   readonly client: KubeClient;
@@ -93,6 +95,8 @@ export function createControllers(options: OperatorOptions): Controllers {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
     controllers: [
       vmController(options, watches, hostState),
+      // One worker counts the snapshots of each VM.
+      snapshotController(options, watches),
       ofImages,
       ofISOs,
       // Removes content from the image storage when no Image or ISO uses it any more.
@@ -181,6 +185,22 @@ function vmController(options: OperatorOptions, watches: OperatorWatches, hostSt
     consistency,
   );
   enqueueVMs(controller, sources);
+  return controller;
+}
+
+function snapshotController(options: OperatorOptions, watches: OperatorWatches): Controller {
+  const { registry, config, isLeader } = options;
+  const consistency = new Consistency();
+  exportSnapshotMetrics(registry, {
+    isLeader,
+    snapshots: () => watches.snapshots.cache.list(),
+    namespaces: () => servedNamespaces(watches, config),
+  });
+  const parts = { ...options, ...watches, consistency };
+  const exists = existsIn(watches.snapshots);
+  const reconciler = new SnapshotReconciler(parts);
+  const controller = controllerFor(options, 'vmsnapshot', { workers: 1, exists }, reconciler, consistency);
+  enqueueSnapshots(controller, parts);
   return controller;
 }
 

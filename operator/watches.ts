@@ -31,6 +31,7 @@ import {
   SERVERS,
   VM_CONFIGS,
   VMS,
+  VM_SNAPSHOTS,
 } from '../api/v1alpha1/resources.ts';
 import { EMULATORS_BY_VM } from './emulator/controller.ts';
 import { vmKeyOf } from './emulator/observe.ts';
@@ -70,6 +71,7 @@ import {
 } from './vm/triggers.ts';
 import { awaitedPorts, PODS_BY_AWAITED_PORT } from './vm/observe.ts';
 import { PODS_BY_PORT, podPorts, trimPod } from './podbacked/pod.ts';
+import { SNAPSHOTS_BY_VM, vmKeyOf as vmKeyOfSnapshot } from './vm/snapshots.ts';
 
 interface WatchOptions {
   readonly client: KubeClient;
@@ -94,6 +96,10 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       },
     }),
     vmConfigs: new Informer(client, VM_CONFIGS, base),
+    snapshots: new Informer(client, VM_SNAPSHOTS, {
+      ...base,
+      indexes: { [SNAPSHOTS_BY_VM]: (snapshot) => [vmKeyOfSnapshot(snapshot)] },
+    }),
     images: new Informer(client, IMAGES, base),
     isos: new Informer(client, ISOS, base),
     pods: new Informer(client, PODS, {

@@ -169,6 +169,16 @@ export interface DiskCopy {
   memory?: MemoryFiles;
 }
 
+/** A snapshot of a machine's disk, which stays with the machine. */
+export interface DiskSnapshot {
+  /** RFC 3339 time of the moment that the snapshot shows. */
+  takenAt: string;
+  consistency: DiskCopy['consistency'];
+  sizeBytes: number;
+  /** Bytes on the disk of the host that only the snapshot needed when it was taken. */
+  storageBytes: number;
+}
+
 /** Why a machine does not start from the memory of its image. */
 export type WarmStartObstacle = 'SizeDiffers' | 'KeyDiffers' | 'NotSupported' | 'RenewalFailed';
 
@@ -316,8 +326,28 @@ export interface DriverOfVMs extends Driver {
     memory: MemoryFiles,
     signal?: AbortSignal,
   ): Promise<void>;
-  /** Replaces the disk of a stopped machine with a new disk, as {@link create} makes it. */
-  revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
+  /**
+   * Replaces the disk of a machine with a new disk, as {@link create} makes it, or with the content of the snapshot with the uid `snapshot`.
+   * Ends the machine's process, if any. Snapshots stay.
+   *
+   * @throws ReasonedError `SnapshotNotFound` when the machine has no such snapshot. Nothing has changed then.
+   */
+  revert(
+    folder: MachineFolder,
+    plan: MachinePlan,
+    base: BaseImage | undefined,
+    snapshot?: string,
+  ): Promise<void>;
+  /**
+   * Keeps the disk of a machine as it is at one moment. The guest continues, and its later writes do not change the snapshot. If there is
+   * a snapshot with this uid already, nothing is done. The promise resolves with the facts of the snapshot. Other calls can overlap as with
+   * {@link copyDisk}.
+   *
+   * @throws ReasonedError when no snapshot was taken; the signal's reason when it aborted.
+   */
+  takeSnapshot(folder: MachineFolder, uid: string, signal: AbortSignal): Promise<DiskSnapshot>;
+  /** Removes all snapshots of the machine but those with these uids. */
+  keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>): Promise<void>;
   /** Returns an upper limit for the number of bytes that {@link copyDisk} would write if it were called now. */
   copyBytes(folder: MachineFolder): Promise<number>;
   /**

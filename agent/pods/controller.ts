@@ -32,6 +32,7 @@ import { podUidOf } from './records.ts';
 import { adoptDamaged } from './recover.ts';
 import { machineStatus, type MachineView, phaseOf } from './status.ts';
 import { StatusWriter } from './statuswriter.ts';
+import { exportSnapshotBytes } from './snapshots.ts';
 
 /** Number of Pods reconciled at once. Four suffice: long steps run in the background, and one reconciliation takes milliseconds. */
 const WORKERS = 4;
@@ -86,6 +87,7 @@ export class PodController {
     });
     this.#guests = new GuestChecks(host, (uid) => this.touch(uid));
     this.machines = new Machines(host, (key) => this.#controller.enqueue(key));
+    exportSnapshotBytes(metrics, host.records);
     this.#tasks = options.tasks;
   }
 

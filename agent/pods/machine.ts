@@ -19,7 +19,7 @@ import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { BaseImage } from '../disks/disk.ts';
-import type { MachineFolder, MachineState } from '../drivers/driver.ts';
+import type { MachineFolder, MachineState, DiskSnapshot } from '../drivers/driver.ts';
 import type { NetworkHealth } from '../network/network.ts';
 
 /** Amounts of the host's resources that one machine reserves. */
@@ -72,6 +72,13 @@ export interface MachineFailure {
 export interface WarmStart {
   reason: WarmStartReason;
   message?: string;
+}
+
+/** A snapshot that the host has taken, or the reason why it could not. */
+export interface SnapshotRecord {
+  uid: string;
+  taken?: DiskSnapshot;
+  failure?: { reason: Reason; message: string };
 }
 
 export interface MachineRecord {
@@ -131,6 +138,8 @@ export interface MachineRecord {
   stops?: number;
   restartedAt: string | undefined;
   revertedAt: string | undefined;
+  /** Snapshots of the disk, in the order in which they were requested. Undefined until the first one. */
+  snapshots?: readonly SnapshotRecord[];
   failure: MachineFailure | undefined;
 }
 
@@ -211,6 +220,10 @@ export type MachineStep =
   | { kind: 'suspend' }
   | { kind: 'resume' }
   | { kind: 'revert' }
+  /** Take the next snapshot of the disk. */
+  | { kind: 'snapshot' }
+  /** Remove the snapshots that the VM has no longer. */
+  | { kind: 'dropSnapshots' }
   /** End the machine's process and release its network, but keep its disk. */
   | { kind: 'release'; graceMilliseconds: number }
   /** Delete the folder of the machine, including the disk. */

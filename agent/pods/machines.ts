@@ -24,6 +24,8 @@ import {
 import { isObsolete, plan, type Situation } from './plan.ts';
 import { STEPS } from './steps.ts';
 
+type SnapshotStep = 'snapshot' | 'dropSnapshots';
+
 /**
  * Limit of consecutive planned steps that only change the machine's record. More such steps are a sign that the planner is in an endless
  * loop.
@@ -34,7 +36,8 @@ const ROUNDS = 8;
  * not enough, because the check can run during a repair of the network.
  */
 const FAULTY_CHECKS = 2;
-const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
+/** Phases of a machine during a step. A snapshot changes the phase of no machine. */
+const PHASES: Readonly<Record<Exclude<OperationKind, SnapshotStep>, MachinePhase>> = {
   create: 'Pulling',
   start: 'Starting',
   stop: 'Stopping',
@@ -51,6 +54,8 @@ const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
  * Operations that stop a guest. Until such an operation ends, the guest can write to the disk, and no other step of the machine can start.
  */
 const ENDING: ReadonlySet<OperationKind> = new Set(['stop', 'release']);
+/** Operations during which a guest can write to the disk. */
+const WRITING: ReadonlySet<OperationKind> = new Set([...ENDING, 'snapshot', 'dropSnapshots']);
 
 /** Progress of a machine towards the wanted state. */
 export interface MachineProgress {
@@ -91,7 +96,7 @@ export class Machines {
   /** Returns the machines whose guests are paused or can write. */
   guarded(): GuardedMachine[] {
     return [...this.#runtimes.values()].flatMap(({ record: { uid }, state, operation }) =>
-      state.kind === 'running' && (operation === undefined || ENDING.has(operation.kind))
+      state.kind === 'running' && (operation === undefined || WRITING.has(operation.kind))
         ? [{ uid, paused: state.paused }]
         : [],
     );
@@ -195,7 +200,7 @@ export class Machines {
       pod,
       desired,
       graceMilliseconds: 'graceMilliseconds' in step ? step.graceMilliseconds : wanted.graceMilliseconds,
-      phase: PHASES[step.kind],
+      phase: phaseDuring(step.kind, runtime),
       progressPercent: undefined,
       bytesPerSecond: undefined,
       abort: new AbortController(),
@@ -273,6 +278,13 @@ export class Machines {
   #tell(wanted: WantedMachine, type: 'Normal' | 'Warning', reason: SaidReason, message: string): void {
     event(this.#host, wanted, { type, reason, action: 'Run', message });
   }
+}
+
+function phaseDuring(kind: OperationKind, { state }: Readonly<Runtime>): MachinePhase {
+  if (kind !== 'snapshot' && kind !== 'dropSnapshots') {
+    return PHASES[kind];
+  }
+  return state.kind === 'running' ? 'Running' : state.kind === 'suspended' ? 'Suspended' : 'Stopped';
 }
 
 function isDiscarded({ deletion }: Pick<WantedMachine, 'deletion'>): boolean {

@@ -6,7 +6,7 @@
  * The plan also counts how often a machine has stopped. When a VM stops, its emulators must end. With this count, the operator also notices
  * stops that the status of the VM never showed.
  */
-import type { Desired } from '../../api/v1alpha1/machine.ts';
+import type { Desired, WantedSnapshot } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
@@ -20,6 +20,7 @@ import type {
   Runtime,
   MachineStep,
   WantedMachine,
+  SnapshotRecord,
 } from './machine.ts';
 
 /**
@@ -62,6 +63,14 @@ const REACHED: MachineStep = { kind: 'reached' };
 /** Operations that can be cancelled while they wait for a copy of the machine's disk. The planned steps of {@link OFF} do not wait for the copy. */
 const WAITING: ReadonlySet<OperationKind> = new Set(['start', 'unpause', 'resume']);
 const OFF: ReadonlySet<MachineStep['kind']> = new Set(['stop', 'release', 'remove']);
+/** Steps that need not begin before a snapshot is taken. All others end it, and it is taken later. */
+const BESIDE_SNAPSHOT: ReadonlySet<MachineStep['kind']> = new Set([
+  'reached',
+  'wait',
+  'note',
+  'snapshot',
+  'dropSnapshots',
+]);
 
 /** Returns the next step. `now` is in milliseconds since the epoch. */
 export function plan(situation: Situation, now: number): MachineStep {
@@ -92,6 +101,9 @@ export function isObsolete(
   }
   // A machine that has not started yet needs no stop, so the planner plans none.
   const startsInVain = kind === 'start' && desired !== undefined && wantsOff(desired);
+  if (kind === 'snapshot') {
+    return !BESIDE_SNAPSHOT.has(step.kind);
+  }
   return startsInVain || (WAITING.has(kind) && OFF.has(step.kind));
 }
 
@@ -106,7 +118,45 @@ function live(situation: Situation, now: number): MachineStep {
   }
   // If the wanted state is unreadable, the machine stays as it is.
   const step = desired === undefined ? REACHED : towards(situation, desired, now);
-  return step.kind === 'reached' || step.kind === 'wait' ? (forDisk(situation) ?? step) : step;
+  if (step.kind !== 'reached' && step.kind !== 'wait') {
+    return step;
+  }
+  return forDisk(situation) ?? (step.kind === 'reached' ? forSnapshots(situation) : undefined) ?? step;
+}
+
+/**
+ * Returns the step towards the wanted snapshots; undefined if there is none. A paused guest gets none, because its host has no room. Surplus
+ * snapshots go first, because they take room.
+ */
+function forSnapshots({ record, state, desired }: Situation): MachineStep | undefined {
+  if (desired?.snapshots === undefined || (state.kind === 'running' && state.paused)) {
+    return undefined;
+  }
+  if (surplusSnapshots(record, desired).length > 0) {
+    return { kind: 'dropSnapshots' };
+  }
+  return nextSnapshot(record, desired) === undefined ? undefined : { kind: 'snapshot' };
+}
+
+/** Returns the next snapshot to take. The result is undefined if each wanted one was taken or has failed. */
+export function nextSnapshot(
+  { snapshots: known = [] }: Readonly<MachineRecord>,
+  { snapshots = [] }: Pick<Desired, 'snapshots'>,
+): WantedSnapshot | undefined {
+  return snapshots.find(({ uid }) => !known.some((one) => one.uid === uid));
+}
+
+/** Returns the snapshots of the host that the VM has no longer. */
+export function surplusSnapshots(
+  { snapshots: known = [] }: Readonly<MachineRecord>,
+  { snapshots = [] }: Pick<Desired, 'snapshots'>,
+): SnapshotRecord[] {
+  return known.filter(({ uid }) => !snapshots.some((one) => one.uid === uid));
+}
+
+/** Returns true if the host has the snapshot. */
+export function hasSnapshot({ snapshots = [] }: Readonly<MachineRecord>, uid: string): boolean {
+  return snapshots.some((one) => one.uid === uid && one.taken !== undefined);
 }
 
 /**
@@ -221,7 +271,11 @@ function endOf(situation: Situation, now: number): MachineEnd {
 function towards(situation: Situation, desired: Desired, now: number): MachineStep {
   const { record, state } = situation;
   if (isPending(desired.revertRequestedAt, record.revertedAt)) {
-    return isAlive(state) ? { kind: 'stop', graceMilliseconds: 0, isDiscarded: true } : { kind: 'revert' };
+    // If the host lacks the snapshot, the step fails and says so. The machine must not be ended for that.
+    const isPossible = desired.revertTo === undefined || hasSnapshot(record, desired.revertTo);
+    return isAlive(state) && isPossible
+      ? { kind: 'stop', graceMilliseconds: 0, isDiscarded: true }
+      : { kind: 'revert' };
   }
   if (desired.powerState === 'Running') {
     return towardsRunning(situation, desired, now);

@@ -2,7 +2,12 @@
  * Makes the Pod status of a machine, with the report that the operator reads in one of its conditions. The functions are pure: an unchanged
  * machine gives an equal status, which is not written again.
  */
-import type { Machine, MachineReport } from '../../api/v1alpha1/machine.ts';
+import {
+  type Machine,
+  type MachineReport,
+  SNAPSHOT_MESSAGE_LENGTH,
+  type SnapshotReport,
+} from '../../api/v1alpha1/machine.ts';
 import {
   ADB_PORT,
   DISK_CONDITION,
@@ -13,6 +18,7 @@ import {
   NO_ROOM_TO_SUSPEND,
   USER_DATA_CONDITION,
   WARM_START_CONDITION,
+  SNAPSHOTS_CONDITION,
 } from '../../api/v1alpha1/names.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
@@ -107,6 +113,7 @@ export function machineStatus(pod: Pod, view: MachineView, host: HostAddresses, 
     ...resizeConditions(record, view.pendingResize),
     ...userDataConditions(view.runtime),
     ...warmStartConditions(view.runtime.record),
+    ...snapshotConditions(view.runtime.record),
   ];
   return {
     ...frame(pod, podPhase, host.address, now),
@@ -164,7 +171,7 @@ function restingPhase({ runtime, step }: MachineView): MachinePhase {
   if (runtime.state.kind === 'suspended') {
     return 'Suspended';
   }
-  if (step.kind === 'reached') {
+  if (step.kind === 'reached' || step.kind === 'snapshot' || step.kind === 'dropSnapshots') {
     return 'Stopped';
   }
   return step.kind === 'create' ? 'Pulling' : 'Starting';
@@ -379,7 +386,7 @@ function displayReport({ state }: Pick<Runtime, 'state'>): Pick<MachineReport, '
   if (display === undefined) {
     return {};
   }
-  const message = display.message.replaceAll(/[^\w .,:;×'()/-]/g, '?').slice(0, DISPLAY_MESSAGE_LENGTH);
+  const message = escapeFree(display.message).slice(0, DISPLAY_MESSAGE_LENGTH);
   return { display: { ...display, message } };
 }
 
@@ -447,6 +454,26 @@ function warmStartConditions({ warmStart }: Readonly<MachineRecord>): SaidCondit
   }
   const { reason, message } = warmStart;
   return [condition(WARM_START_CONDITION, reason === 'Renewed', reason, message)];
+}
+
+/** Returns a list with the condition `berth.dev/Snapshots`. The list is empty before the first snapshot. */
+function snapshotConditions({ snapshots }: Readonly<MachineRecord>): SaidCondition<Reason>[] {
+  if (snapshots === undefined) {
+    return [];
+  }
+  const reports: SnapshotReport[] = snapshots.map(({ uid, taken, failure }) => ({
+    uid,
+    ...taken,
+    ...(failure && {
+      failure: { ...failure, message: escapeFree(failure.message).slice(0, SNAPSHOT_MESSAGE_LENGTH) },
+    }),
+  }));
+  return [condition(SNAPSHOTS_CONDITION, true, 'Reported', JSON.stringify(reports))];
+}
+
+/** Replaces the characters for which JSON needs an escape, so that the length of the text is that of its JSON. */
+function escapeFree(text: string): string {
+  return text.replaceAll(/[^\w .,:;×'()/-]/g, '?');
 }
 
 /**

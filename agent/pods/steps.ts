@@ -34,9 +34,11 @@ import {
   type Runtime,
 } from './machine.ts';
 import { connect } from './network.ts';
-import { offChange, wantsOff } from './plan.ts';
+import { offChange, wantsOff, hasSnapshot } from './plan.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
 import { startMachine } from './warmstart.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { dropSnapshots, takeSnapshot } from './snapshots.ts';
 
 /** Shortest time between two progress reports of a download, because each report causes a request to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -256,16 +258,17 @@ async function revert(
   { record, folder }: Runtime,
   operation: MachineOperation,
 ): Promise<void> {
-  const revertedAt = needed(operation.desired).revertRequestedAt;
-  await driverOfVM(host, record).revert(folder, machinePlan(host, record, operation), record.base);
-  host.records.update(record, { revertedAt, end: undefined, fresh: true });
-  tell(
-    host,
-    record,
-    'Reverted',
-    'Revert',
-    'The disk was reset to the content that it had when the machine was made',
-  );
+  const { revertRequestedAt: revertedAt, revertTo } = needed(operation.desired);
+  if (revertTo !== undefined && !hasSnapshot(record, revertTo)) {
+    throw new ReasonedError('SnapshotNotFound', 'The host does not have the snapshot in revertTo');
+  }
+  await driverOfVM(host, record).revert(folder, machinePlan(host, record, operation), record.base, revertTo);
+  host.records.update(record, { revertedAt, end: undefined, fresh: revertTo === undefined });
+  const message =
+    revertTo === undefined
+      ? 'The disk was reset to the content that it had when the machine was made'
+      : 'The disk was reset to the snapshot';
+  tell(host, record, 'Reverted', 'Revert', message);
 }
 
 /** Ends the machine's process and releases its network and ports. The disk of a VM stays. A failed emulator keeps only its log. */
@@ -315,6 +318,8 @@ export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
   suspend,
   resume: withPorts(resume),
   revert,
+  snapshot: takeSnapshot,
+  dropSnapshots,
   release,
   remove,
 };

@@ -5,6 +5,8 @@
  * the start of the `berth` command.
  */
 
+import { OBJECT_NAME_LENGTH, SUBDOMAIN } from './names.ts';
+
 /**
  * Largest allowed DPI (dots per inch) of a display. The administrator chooses it at installation. The other bounds of a display cannot be
  * chosen.
@@ -73,6 +75,7 @@ const NAMESPACE_CREDENTIALS = 'No: the registry credentials of the namespace are
 const ONE_NETWORK = 'No: hosts support only one mode, and its ports are reserved or automatic';
 const OF_THE_IMAGE = 'No: the Image or ISO says it';
 const BY_CONFIG = 'No: a VM config made with kubectl has it';
+const SNAPSHOTS_BY_KUBECTL = 'No: snapshots are objects of Kubernetes alone';
 const ENDS_ONCE = 'No: their callers see the end of a guest and decide';
 
 /** The fields of a VM's spec, in the order of the documentation. */
@@ -269,10 +272,20 @@ export const VM_FIELDS = {
   },
   revertRequestedAt: {
     type: 'time',
-    description: 'Each change of this time resets the disk to its image once.',
+    description:
+      'Each change of this time resets the disk once: to the snapshot in revertTo, else to its image.',
     isMutable: true,
     isForHost: true,
     elsewhere: { http: '`POST …/vms/{name}/exec`', flag: '`berth vm revert`' },
+  },
+  revertTo: {
+    type: 'text',
+    description:
+      'Name of a VMSnapshot of this VM. revertRequestedAt then resets the disk to this snapshot instead of the image. It can be set, changed and removed only together with a new revertRequestedAt.',
+    length: OBJECT_NAME_LENGTH,
+    pattern: SUBDOMAIN,
+    isMutable: true,
+    elsewhere: { http: SNAPSHOTS_BY_KUBECTL, flag: '`berth vm revert`' },
   },
   serialNumber: {
     type: 'text',

@@ -13,17 +13,20 @@ import {
   SERVERS,
   VM_CONFIGS,
   VMS,
+  VM_SNAPSHOTS,
 } from './resources.ts';
 import { RUNNER_SET_KIND } from './runnerset.ts';
 import { SERVER_KIND } from './server.ts';
 import { vmKind } from './vm.ts';
 import { vmConfigKind } from './vmconfig.ts';
+import { VM_SNAPSHOT_KIND } from './vmsnapshot.ts';
 
 /** Returns all kinds of the API group `berth.dev`. `dpiMaximum` is the largest DPI that a display can have. */
 export function kinds(dpiMaximum: DisplayDpiMaximum): readonly KindDefinition[] {
   return [
     { ...VMS, ...vmKind(dpiMaximum) },
     { ...VM_CONFIGS, ...vmConfigKind(dpiMaximum) },
+    { ...VM_SNAPSHOTS, ...VM_SNAPSHOT_KIND },
     { ...IMAGES, ...IMAGE_KIND },
     { ...ISOS, ...ISO_KIND },
     { ...IMAGE_CACHE_ENTRIES, ...IMAGE_CACHE_ENTRY_KIND },

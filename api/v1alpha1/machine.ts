@@ -9,7 +9,7 @@ import * as z from 'zod';
 import { undefinedIfSync } from '../../base/errors.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
 import { type FieldsWith, type ValueOf, VM_FIELD_ROWS, VM_FIELDS, type VMField } from './fields.ts';
-import { AWAITED_ANNOTATION } from './names.ts';
+import { AWAITED_ANNOTATION, SNAPSHOT_LIMIT } from './names.ts';
 import { machineImageSourceSchema } from './source.ts';
 
 /** Version of the annotation `berth.dev/machine`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
@@ -138,6 +138,10 @@ export function displayOf({
     : { width, height, dpi };
 }
 
+/** One snapshot of the VM. Its name is for messages. */
+const wantedSnapshotSchema = z.object({ uid: z.string(), name: z.string() });
+export type WantedSnapshot = z.infer<typeof wantedSnapshotSchema>;
+
 /**
  * The part of a machine that can change while the Pod exists. The `…RequestedAt` fields are RFC 3339 times. When such a time changes, the
  * agent does the action of the field once.
@@ -153,6 +157,10 @@ export const desiredSchema = z.object({
   cpu: z.number().int(),
   memoryBytes: z.number().int(),
   diskSizeBytes: z.number().int().optional(),
+  /** Snapshots of the VM, the oldest first. The host takes those that it does not have, and removes all others. */
+  snapshots: z.array(wantedSnapshotSchema).optional(),
+  /** Uid of the snapshot to which `revertRequestedAt` resets the disk. Absent for a reset to the image. */
+  revertTo: z.string().optional(),
   /**
    * Set if the machine must end although its Pod was deleted by force, because its VM is being deleted or has failed. The guest has this many
    * seconds for its shutdown.
@@ -280,6 +288,28 @@ export function parseDocument(text: string | undefined): unknown {
   const isRefused = (error: unknown): boolean => error instanceof JsonError;
   return text === undefined ? undefined : undefinedIfSync(isRefused, () => parseJson(text, DOCUMENT_LIMITS));
 }
+
+/** Largest length of a Kubernetes uid, in characters. */
+const UID_LENGTH = 64;
+/** Largest length of the message about a snapshot that was not taken, in characters. Sixteen of them fit into the message of a condition. */
+export const SNAPSHOT_MESSAGE_LENGTH = 120;
+
+/** What a host reports about one snapshot: when it was taken, or why it was not. */
+const snapshotReportSchema = z.object({
+  uid: z.string().min(1).max(UID_LENGTH),
+  takenAt: reported(timeText),
+  /** As `consistency` of a saved disk. */
+  consistency: reported(z.enum(['FileSystem', 'Crash', 'Stopped'])),
+  /** Size of the disk in bytes. */
+  sizeBytes: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
+  /** Space on the disk of the host that the snapshot needed when it was taken, in bytes. */
+  storageBytes: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
+  failure: reported(z.object({ reason: z.string().max(UID_LENGTH), message: z.string() })),
+});
+export type SnapshotReport = z.infer<typeof snapshotReportSchema>;
+
+/** The message of the Pod condition `berth.dev/Snapshots`: one report for each snapshot that the host knows. */
+export const snapshotReportsSchema = z.array(snapshotReportSchema).max(SNAPSHOT_LIMIT);
 
 const awaitedSchema = z.record(
   z.string(),

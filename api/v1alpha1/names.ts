@@ -150,6 +150,16 @@ export const USER_DATA_CONDITION = 'berth.dev/UserData';
  */
 export const WARM_START_CONDITION = 'berth.dev/WarmStart';
 /**
+ * Condition of a machine's Pod. Its message is a JSON list with one entry for each snapshot that the host has taken, or could not take. The
+ * condition is absent until the host gets the first snapshot to take.
+ */
+export const SNAPSHOTS_CONDITION = 'berth.dev/Snapshots';
+/**
+ * Largest number of snapshots of one VM. Each is a layer under the disk of the VM, and the hypervisor asks the layers one after the other for
+ * old content.
+ */
+export const SNAPSHOT_LIMIT = 16;
+/**
  * Reasons of the condition `berth.dev/WarmStart`. `Renewed` belongs to the status True, and all others to False.
  * @public
  */

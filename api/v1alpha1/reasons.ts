@@ -9,6 +9,7 @@ import { EMULATOR_REASONS, STATES } from './reasons/states.ts';
 import { FAILURES, FAULTS, REFUSALS } from './reasons/failures.ts';
 import { HOST_REASONS, ROLE_REASONS, SERVER_REASONS } from './reasons/host.ts';
 import { RUNNER_REASONS } from './reasons/runners.ts';
+import { SNAPSHOT_REASONS } from './reasons/snapshot.ts';
 
 /** Kinds whose objects have reasons. ISOs are not listed, because an ISO has the reasons of an Image. */
 export type ReasonKind =
@@ -16,6 +17,7 @@ export type ReasonKind =
   | 'Image'
   | 'ImageCacheEntry'
   | 'Emulator'
+  | 'VMSnapshot'
   | 'Server'
   | 'RunnerSet'
   | 'Pod'
@@ -69,6 +71,7 @@ export type ReasonTexts = Pick<ReasonEntry, 'says' | 'todo'>;
 /** All reasons with their properties. */
 export const REASONS = {
   ...STATES,
+  ...SNAPSHOT_REASONS,
   ...FAULTS,
   ...REFUSALS,
   ...FAILURES,

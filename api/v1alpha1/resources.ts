@@ -11,6 +11,7 @@ import type { RunnerSet } from './runnerset.ts';
 import type { Server } from './server.ts';
 import type { VM } from './vm.ts';
 import type { VMConfig } from './vmconfig.ts';
+import type { VMSnapshot } from './vmsnapshot.ts';
 
 /**
  * Names from which a client builds the URLs of a kind's objects. The field `example` is never set. It exists only so that TypeScript can
@@ -28,6 +29,7 @@ export const VMS = kindResource<VM>('VM', 'vms');
 export const VM_CONFIGS = kindResource<VMConfig>('VMConfig', 'vmconfigs');
 export const IMAGES = kindResource<Image>('Image', 'images');
 export const ISOS = kindResource<ISO>('ISO', 'isos');
+export const VM_SNAPSHOTS = kindResource<VMSnapshot>('VMSnapshot', 'vmsnapshots');
 export const EMULATORS = kindResource<Emulator>('Emulator', 'emulators');
 export const IMAGE_CACHE_ENTRIES = kindResource<ImageCacheEntry>('ImageCacheEntry', 'imagecacheentries');
 export const RUNNER_SETS = kindResource<RunnerSet>('RunnerSet', 'runnersets');

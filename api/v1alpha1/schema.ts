@@ -95,13 +95,18 @@ export function sha256(description: string) {
   return text(description, 64, SHA256);
 }
 
+/** Returns a CEL expression that is true if a field was neither set, changed nor removed. */
+export function isSame(field: string): string {
+  return `has(self.${field}) ? has(oldSelf.${field}) && self.${field} == oldSelf.${field} : !has(oldSelf.${field})`;
+}
+
 /**
  * Returns rules for `spec`, one for each of `fields`. A rule forbids every change of its field after creation. If the field was not set, it
  * must stay unset.
  */
 export function immutable(...fields: string[]): CelRule[] {
   return fields.map((field) => ({
-    rule: `has(self.${field}) ? has(oldSelf.${field}) && self.${field} == oldSelf.${field} : !has(oldSelf.${field})`,
+    rule: isSame(field),
     message: `${field} is immutable: it cannot be set, changed or removed after creation`,
     reason: 'FieldValueForbidden',
     fieldPath: `.${field}`,

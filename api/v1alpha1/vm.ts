@@ -12,7 +12,7 @@ import {
   selectable,
   wide,
 } from './kind.ts';
-import { atLeast, type CelRule, documented, immutable } from './schema.ts';
+import { atLeast, type CelRule, documented, immutable, isSame } from './schema.ts';
 import { ONE_USER_DATA, PORTS_NEED_NAT, vmShape } from './template.ts';
 import { type VMStatus, vmStatusSchema } from './vmstatus.ts';
 
@@ -41,6 +41,22 @@ const LIFE_ENDS_LATER: CelRule = {
   fieldPath: '.aliveUntil',
 };
 
+/**
+ * CEL rules: `revertTo` belongs to one request for a revert. Without the second rule, the removal of the name alone could turn a waiting
+ * revert to a snapshot into a revert to the image.
+ */
+const REVERT_NEEDS_REQUEST: CelRule = {
+  rule: '!has(self.revertTo) || has(self.revertRequestedAt)',
+  message: 'revertTo needs revertRequestedAt',
+  fieldPath: '.revertTo',
+};
+const REVERT_TO_CHANGES_WITH_REQUEST: CelRule = {
+  rule: `(${isSame('revertTo')}) || !(${isSame('revertRequestedAt')})`,
+  message: 'revertTo can be set, changed or removed only together with a new revertRequestedAt',
+  reason: 'FieldValueForbidden',
+  fieldPath: '.revertTo',
+};
+
 /** Returns the schema of a VM's spec. `dpiMaximum` is the largest allowed DPI of the display. */
 function vmSpec(dpiMaximum: DisplayDpiMaximum) {
   const fixed = VM_FIELD_ROWS.filter(({ isMutable }) => !isMutable).map(({ name }) => name);
@@ -54,6 +70,8 @@ function vmSpec(dpiMaximum: DisplayDpiMaximum) {
         ONE_USER_DATA,
         DISK_GROWS,
         LIFE_ENDS_LATER,
+        REVERT_NEEDS_REQUEST,
+        REVERT_TO_CHANGES_WITH_REQUEST,
         ...immutable(...fixed),
       ),
     );

@@ -1,6 +1,6 @@
 /** The verbs of `vm`. A verb with much code loads it when it runs. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { type PowerCommand, requestPower } from '../../actions/power.ts';
+import { type PowerCommand, requestPower, type PowerDetails } from '../../actions/power.ts';
 import {
   addIneffective,
   BooleanFlag,
@@ -29,13 +29,17 @@ import { forEachName, getNamed } from '../objects/named.ts';
 import { type Goal, parseGoal, wait } from './wait.ts';
 import type { RunFlags } from './run.ts';
 
+const REVERT = 'revert';
 const POWER: readonly (readonly [PowerCommand, string])[] = [
   ['start', 'Start VMs'],
   ['stop', 'Stop VMs. They keep their disk'],
   ['restart', 'Restart VMs'],
   ['suspend', 'Save the memory of VMs and stop them'],
   ['resume', 'Resume VMs that are suspended'],
-  ['revert', 'Reset the disks of VMs to their images. All data that the guests wrote is lost'],
+  [
+    REVERT,
+    'Reset the disks of VMs to their images or to a snapshot. All data that the guests wrote since is lost',
+  ],
 ];
 
 export function addVMCommands(noun: Command, terminal: Terminal): void {
@@ -63,13 +67,13 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
   addDiskVerbs(noun, terminal);
   addDiagnosisVerbs(noun, terminal);
   for (const [word, description] of POWER) {
-    noun
-      .command(word)
-      .description(description)
-      .argument('<names...>', 'names of the VMs')
-      .action(async (names: string[], _options, command: Command) => {
-        await power(terminal, command.optsWithGlobals<Globals>(), { names, word });
-      });
+    const verb = noun.command(word).description(description).argument('<names...>', 'names of the VMs');
+    if (word === REVERT) {
+      verb.option('--to <snapshot>', 'VMSnapshot to which the disk is reset, instead of its image');
+    }
+    verb.action(async (names: string[], { to: revertTo }: { to?: string }, command: Command) => {
+      await power(terminal, command.optsWithGlobals<Globals>(), { names, word, revertTo });
+    });
   }
   addStreamCommands(noun, terminal);
 }
@@ -374,14 +378,16 @@ function parseSeconds(text: string): number {
 export async function power(
   terminal: Terminal,
   globals: Globals,
-  { names, word }: { names: readonly string[]; word: PowerCommand },
+  { names, word, revertTo }: { names: readonly string[]; word: PowerCommand } & PowerDetails,
 ): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
     const { done: objects, rethrow } = await forEachName(
       names,
       async (name) =>
-        await requestPower(cluster.client, word, async () => await getNamed(cluster, VM_KIND, name, signal)),
+        await requestPower(cluster.client, word, async () => await getNamed(cluster, VM_KIND, name, signal), {
+          revertTo,
+        }),
     );
     const sentence = (name: string) => `Requested ${word} of vm ${name}`;
     await report(terminal, globals, { kind: VM_KIND, objects, sentence });

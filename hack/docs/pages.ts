@@ -4,6 +4,7 @@
  * page and kept), values from charts/berth/values.yaml with its comments, and metrics from the declarations in the code, so that none is
  * missing. The layers of the architecture page, the pictures beside their `*.dot` files, and the feed of the changelog.
  */
+
 import { readFile } from 'node:fs/promises';
 import { globSync } from 'node:fs';
 import { join } from 'node:path';
@@ -269,6 +270,7 @@ const TITLES: Readonly<Record<ReasonKind, string>> = {
   Image: 'Image and ISO',
   ImageCacheEntry: 'ImageCacheEntry',
   Emulator: 'Emulator',
+  VMSnapshot: 'VMSnapshot',
   Server: 'Server',
   RunnerSet: 'RunnerSet',
   Node: 'Node',

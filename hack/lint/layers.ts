@@ -92,7 +92,7 @@ export const ORDER: Readonly<Record<string, string>> = {
   'api/v1alpha1': 'reasons < .',
   kube: 'certificates < . < serving',
   operator:
-    'config < objects < tasks roles < image host < podbacked < vm < server imagecache imagestorage certificates emulator foreignpods < .',
+    'config < objects < tasks roles < image host < podbacked < vm < snapshot server imagecache imagestorage certificates emulator foreignpods < .',
   'operator/server': 'drivers < . < demand',
   agent: 'disks processes seed < console network < drivers images < tasks < pods node identity < kubelet < .',
   'agent/drivers': '. < qemu emulator',

@@ -40,6 +40,7 @@ function podOf(vm: VM): Pod {
     successor: undefined,
     nameTakenBy: undefined,
     resizeRefused: undefined,
+    snapshots: [],
   };
   const resolved = resolve({ ...world, ...unknown, portHolder: none });
   if (isUnresolved(resolved)) {
@@ -119,6 +120,7 @@ async function reconcile(node: Node | undefined, { pod = ORPHAN, isCached = true
     client,
     vms: informer(),
     pods: informer(pod),
+    snapshots: informer(),
     nodes: informer(...(node === undefined || !isCached ? [] : [node])),
     servers: informer(),
     namespaces: informer(namespace),
@@ -187,7 +189,7 @@ function enqueuedBy(kind: Named, namespace: string): (string | undefined)[] {
     list: () => vms,
     byIndex: () => vms,
   });
-  const kinds = ['vms', 'pods', 'nodes', 'servers', 'recordsMap', 'vmConfigs', 'images', 'isos'];
+  const kinds = ['vms', 'pods', 'nodes', 'servers', 'recordsMap', 'vmConfigs', 'images', 'isos', 'snapshots'];
   const informers = kinds.map((name) => [name, { cache: cacheOf(name) }]);
   const keys = new Set<string>();
   const controller = { enqueue: (key: string) => keys.add(key) } as unknown as Controller;

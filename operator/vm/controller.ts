@@ -3,6 +3,7 @@
  * (VMConfig, Image, ISO, credentials for registries) are read from the API server: the Pod of a VM is created only once, so from a cache
  * that lags its machine would never get their latest changes. The VM and its Pod have the same key, `namespace/name`.
  */
+
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
@@ -38,7 +39,7 @@ import {
   VM_UID_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import { CONFIG_MAPS, NODES, PODS, type Secret, SECRETS } from '../../kube/core.ts';
-import { IMAGES, ISOS, VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
+import { IMAGES, ISOS, VM_CONFIGS, VMS, VM_SNAPSHOTS } from '../../api/v1alpha1/resources.ts';
 import { TIMEOUT } from '../podbacked/pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { awaitedOn } from '../../api/v1alpha1/machine.ts';
@@ -57,6 +58,7 @@ import { FIELD_MANAGER } from '../objects/writer.ts';
 import { unlessRefused } from '../objects/refusals.ts';
 import { type Executed, type PodBackedSources, PodBackedWriter } from '../podbacked/writer.ts';
 import type { Adoptions } from '../host/adoptions.ts';
+import { missingSnapshots } from './snapshots.ts';
 
 /** How VMs and their Pods are named. A VM and its Pod have the same name. */
 const VM_NAMING: Naming<VM, ObservedVM> = {
@@ -287,7 +289,23 @@ export class VMReconciler extends PodBackedReconciler<VM, ObservedVM, VMFacts, V
     if (isDeploying(known)) {
       return await readLive(this.#reads, known);
     }
-    return isOverdue(known) ? (await this.#writer.readPod(known)).observed : known;
+    const { observed } = isOverdue(known) ? await this.#writer.readPod(known) : { observed: known };
+    return await this.#withCurrentSnapshots(observed);
+  }
+
+  /**
+   * Adds snapshots that the API server has and the cache does not show. Without them, this reconcile would let the host remove their content,
+   * and the cache of a new leader can lag.
+   */
+  async #withCurrentSnapshots(observed: ObservedVM): Promise<ObservedVM> {
+    const { namespace = '' } = observed.vm.metadata;
+    const found = await Promise.all(
+      missingSnapshots(observed).map(async ({ uid, name }) => {
+        const snapshot = await unlessMissing(this.#options.client.get(VM_SNAPSHOTS, { namespace, name }));
+        return snapshot?.metadata.uid === uid ? [snapshot] : [];
+      }),
+    );
+    return { ...observed, snapshots: [...observed.snapshots, ...found.flat()] };
   }
 
   protected override tellWrite(observed: ObservedVM, write: VMWrite): void {

@@ -5,6 +5,7 @@ import { unsuspendedByDisk } from './disktrouble.ts';
 import type { ObservedVM } from './observe.ts';
 import type { VMPhaseReport } from './phase.ts';
 import { machineReport } from '../podbacked/pod.ts';
+import { revertObstacle } from './snapshots.ts';
 
 /** Reason and message of the conditions Ready and Reconciling. */
 export interface PendingChange {
@@ -40,8 +41,11 @@ export function doneStamps({
   };
 }
 
+/** The part of an observed VM that shows its requests. */
+type Requested = Pick<ObservedVM, 'vm' | 'pod' | 'snapshots'>;
+
 /** Returns the request of the VM that its host has not carried out yet. The result is undefined if there is none. */
-function pendingRequest(observed: Pick<ObservedVM, 'vm' | 'pod'>): PendingChange | undefined {
+function pendingRequest(observed: Requested): PendingChange | undefined {
   const { restartRequestedAt, revertRequestedAt } = observed.vm.spec;
   const { restartedAt, revertedAt } = doneStamps(observed);
   if (revertRequestedAt !== undefined && revertRequestedAt !== revertedAt) {
@@ -63,11 +67,11 @@ export function awaitedChange(observed: ObservedVM, phase: VMPhaseReport): Pendi
   }
   const { powerState = 'Running' } = observed.vm.spec;
   const obstacle = powerState === 'Suspended' ? unsuspendedByDisk(observed.pod) : undefined;
-  return pendingRequest(observed) ?? obstacle ?? steps[powerState];
+  return revertObstacle(observed) ?? pendingRequest(observed) ?? obstacle ?? steps[powerState];
 }
 
 /** Returns true if the guest shut itself down and its host does not start it again, although the VM is to run. */
-export function hasEndedByItself(observed: Pick<ObservedVM, 'vm' | 'pod'>, phase: VMPhaseReport): boolean {
+export function hasEndedByItself(observed: Requested, phase: VMPhaseReport): boolean {
   const { powerState = 'Running' } = observed.vm.spec;
   const isOff = phase.name === 'Stopped' && phase.reason === 'GuestShutdown';
   return isOff && powerState === 'Running' && !startsAgain(observed);
@@ -77,8 +81,10 @@ export function hasEndedByItself(observed: Pick<ObservedVM, 'vm' | 'pod'>, phase
  * Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. With restartPolicy
  * OnFailure, the host does not start it again, because a shutdown by the guest is no failure.
  */
-export function startsAgain(observed: Pick<ObservedVM, 'vm' | 'pod'>): boolean {
-  return observed.vm.spec.restartPolicy === 'Always' || pendingRequest(observed) !== undefined;
+export function startsAgain(observed: Requested): boolean {
+  const { spec } = observed.vm;
+  const isRefused = revertObstacle(observed) !== undefined;
+  return spec.restartPolicy === 'Always' || (pendingRequest(observed) !== undefined && !isRefused);
 }
 
 function isPowerState(name: string): name is PowerState {

@@ -44,6 +44,7 @@ function statusWith(disk: { reason: string; message: string } | undefined, spec:
     ...reachOfNode({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } }),
     successor: undefined,
     resizeRefused: undefined,
+    snapshots: [],
     lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     portHolder: () => undefined,
     hosts: () => [],

@@ -1,12 +1,16 @@
 import { describe, expect, it } from 'vitest';
 import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
-import { MACHINE_ANNOTATION, MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { reachOfNode } from '../host/observe.ts';
-import { AWAITED_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import {
+  AWAITED_ANNOTATION,
+  MACHINE_ANNOTATION,
+  MACHINE_CONDITION,
+  MACHINE_CONTAINER,
+} from '../../api/v1alpha1/names.ts';
 import { parseConfig } from '../config/config.ts';
 import { gatherFacts, nextDeadline } from './facts.ts';
 import type { ObservedVM } from './observe.ts';
@@ -41,6 +45,7 @@ function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {
     ...reachOfNode({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } }),
     successor: undefined,
     resizeRefused: undefined,
+    snapshots: [],
     lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     portHolder: () => undefined,
     hosts: () => [],

@@ -63,6 +63,7 @@ function optionsOf(client: object, vm: VM, ...pods: Pod[]): VMControllerOptions 
     vmConfigs: informer(),
     images: informer(),
     isos: informer(),
+    snapshots: informer(),
     namespaces: informer(namespace),
     consistency: new Consistency(),
     hostRecords: { isGivenUp: () => false, missingSince: () => undefined },

@@ -19,6 +19,8 @@ import { startDeadline } from '../host/power.ts';
 import { onlyOwnHosts, isHost } from '../tasks/placement.ts';
 import { podPorts, PODS_BY_PORT } from '../podbacked/pod.ts';
 import { type HostSources, type PodObserved, reachOf } from '../podbacked/observe.ts';
+import type { VMSnapshot } from '../../api/v1alpha1/vmsnapshot.ts';
+import { SNAPSHOTS_BY_VM } from './snapshots.ts';
 
 /** Number of random bytes for a hardware identity. They are enough for a UUID, a MAC address and a serial number. */
 const ENTROPY_BYTES = 32;
@@ -54,6 +56,8 @@ export interface ObservedVM extends PodObserved {
   readonly successor: Unsaved<Pod> | undefined;
   /** Last refused resize of the Pod. It is undefined if no resize was refused, or if the VM no longer requests the refused size. */
   readonly resizeRefused: ResizeRefusal | undefined;
+  /** Snapshots that name the VM, also those of an earlier VM of the same name. */
+  readonly snapshots: readonly Readonly<VMSnapshot>[];
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
   /**
@@ -86,6 +90,7 @@ export interface VMSources extends HostSources {
   readonly vmConfigs: Informer<VMConfig>;
   readonly images: Informer<Image>;
   readonly isos: Informer<ISO>;
+  readonly snapshots: Informer<VMSnapshot>;
   readonly namespaces: Informer<Namespace>;
   readonly adoptions: Adoptions;
   readonly config: OperatorConfig;
@@ -106,6 +111,7 @@ export async function observe(sources: VMSources, vm: VM): Promise<ObservedVM> {
         ? undefined
         : 'the Pod of a deleted VM of the same name. That Pod has not ended yet',
     resizeRefused: undefined,
+    snapshots: sources.snapshots.cache.byIndex(SNAPSHOTS_BY_VM, keyOf(vm)),
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
     portHolder: (port) => describeHolder(sources.pods.cache.byIndex(PODS_BY_PORT, port).find(isBound), vm),
     hosts: () => sources.nodes.cache.list().filter(isHost),

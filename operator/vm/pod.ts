@@ -30,6 +30,7 @@ import type { Resolved } from './resolve.ts';
 import { diskRequest, machineMetadata, machineSpec } from '../podbacked/build.ts';
 import { insecureAnnotation } from '../objects/registries.ts';
 import { sizeRequests } from './size.ts';
+import { desiredDisk } from './snapshots.ts';
 
 /** Beginning of the keys of Berth's labels. */
 const KEY_PREFIX = 'berth.dev/';
@@ -51,7 +52,13 @@ export interface VMPodOptions {
 export function buildPod(options: VMPodOptions): Unsaved<Pod> {
   const { vm, resolved } = options;
   const { name, uid = '' } = vm.metadata;
-  const metadata = machineMetadata('VM', vm.metadata, buildMachine(options), buildDesired(vm, resolved));
+  const disk = desiredDisk({ vm, pod: undefined, snapshots: [] });
+  const metadata = machineMetadata(
+    'VM',
+    vm.metadata,
+    buildMachine(options),
+    buildDesired(vm, resolved, disk),
+  );
   return {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -81,6 +88,7 @@ function copiedLabels({ metadata: { labels = {} } }: VM): Record<string, string>
 export function buildDesired(
   vm: VM,
   base: { cpu: number; memoryBytes: bigint; diskSizeBytes: bigint | undefined },
+  disk: ReturnType<typeof desiredDisk>,
 ): Desired {
   const { spec } = vm;
   return {
@@ -90,6 +98,7 @@ export function buildDesired(
     cpu: base.cpu,
     memoryBytes: Number(base.memoryBytes),
     diskSizeBytes: base.diskSizeBytes === undefined ? undefined : Number(base.diskSizeBytes),
+    ...disk,
   };
 }
 

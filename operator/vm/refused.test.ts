@@ -86,6 +86,7 @@ async function refusedFor(seconds: number, { refusal, failure }: Server) {
     vmConfigs: informer(),
     images: informer(),
     isos: informer(),
+    snapshots: informer(),
     namespaces: informer({ metadata: { name: 'kube-system', uid: 'cluster' } }),
     consistency: new Consistency(),
     hostRecords: { isGivenUp: () => false, missingSince: () => undefined },

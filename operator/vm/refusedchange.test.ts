@@ -82,6 +82,7 @@ function reconcilerOf({ vm, pod }: { vm: VM; pod: Pod }) {
     vmConfigs: informer(),
     images: informer(),
     isos: informer(),
+    snapshots: informer(),
     namespaces: informer({
       apiVersion: 'v1',
       kind: 'Namespace',

@@ -105,7 +105,10 @@ describe('the desired size of a disk', () => {
       metadata: { annotations: { [DESIRED_ANNOTATION]: JSON.stringify(before) } },
       spec: { containers: [] },
     };
-    const { writes } = desire({ vm: { spec: { diskSize } }, pod } as unknown as ObservedVM, FACTS);
+    const { writes } = desire(
+      { vm: { metadata: {}, spec: { diskSize } }, pod, snapshots: [] } as unknown as ObservedVM,
+      FACTS,
+    );
     const [write] = writes;
     const reported = write?.kind === 'patchDesired' ? (JSON.parse(write.text) as Desired) : before;
     return reported.diskSizeBytes && reported.diskSizeBytes / GIB;

@@ -2,6 +2,7 @@
  * The steps of a VM. A step is a pure function of the observed state. It returns the requests to the API server, and how the reconcile
  * continues.
  */
+
 import { isHost } from '../tasks/placement.ts';
 import type { Pod, Secret } from '../../kube/core.ts';
 import { isForced, type Unsaved } from '../../kube/objects.ts';
@@ -39,6 +40,7 @@ import { isUnresolved, resolve } from './resolve.ts';
 import { podSize, standingRefusal, wantedSize } from './size.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import { desiredDisk } from './snapshots.ts';
 
 export type VMWrite =
   | { readonly kind: 'addFinalizer' }
@@ -369,7 +371,8 @@ function resize(observed: ObservedVM, facts: VMFacts): StepResult {
  * Writes the annotation with the desired state of the machine for the agent. CPU and memory come from the Pod's requests, and the disk size
  * comes from the VM.
  */
-export function desire({ vm, pod, powered }: ObservedVM, facts: VMFacts): StepResult {
+export function desire(observed: ObservedVM, facts: VMFacts): StepResult {
+  const { vm, pod, powered } = observed;
   const ended = pod === undefined || hasEnded(pod) || pod.metadata.deletionTimestamp !== undefined;
   if (ended || facts.failure !== undefined) {
     return NOTHING;
@@ -378,7 +381,7 @@ export function desire({ vm, pod, powered }: ObservedVM, facts: VMFacts): StepRe
   if (current === undefined || (isGoingOff(powered) && current.powerState !== 'Running')) {
     return NOTHING;
   }
-  const wanted = JSON.stringify(buildDesired(vm, size(vm, pod, current)));
+  const wanted = JSON.stringify(buildDesired(vm, size(vm, pod, current), desiredDisk(observed)));
   return wanted === desiredText(pod)
     ? NOTHING
     : { writes: [{ kind: 'patchDesired', text: wanted }], outcome: { kind: 'done' } };

@@ -8,6 +8,7 @@ import { conditionIn } from '../objects/conditions.ts';
 import { PODS_BY_NODE } from '../host/observe.ts';
 import { onHostChange, onStartChange } from '../host/power.ts';
 import { isBound, type VMSources, waitingForPortsOf } from './observe.ts';
+import { vmKeyOf } from './snapshots.ts';
 
 /** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';
@@ -36,8 +37,9 @@ export function enqueueVMs(
   controller: Controller,
   sources: VMSources & { readonly recordsMap: Informer<ConfigMap> },
 ): void {
-  const { vms, pods, servers, vmConfigs, images, isos, config } = sources;
+  const { vms, pods, servers, vmConfigs, images, isos, snapshots, config } = sources;
   vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
+  snapshots.cache.onChange(({ object }) => controller.enqueue(vmKeyOf(object)));
   // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
   pods.cache.onChange(({ object, previous }) => {
     if (previous !== undefined && isRefusedAgain(previous, object)) {

@@ -121,6 +121,7 @@ type Sample = typeof POD extends fc.Arbitrary<infer T> ? T : never;
 const WORLD = {
   nameTakenBy: undefined,
   resizeRefused: undefined,
+  snapshots: [],
   lookups: { vmConfig: none, image: none, iso: none, credentials: none },
   portHolder: () => 'platform-qa/other',
   hosts: () => [TAINTED],

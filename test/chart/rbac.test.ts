@@ -77,7 +77,7 @@ function binding(kind: 'RoleBinding' | 'ClusterRoleBinding', role: string, { use
   };
 }
 
-const KINDS = ['vms', 'vmconfigs', 'images', 'isos', 'emulators', 'imagecacheentries'];
+const KINDS = ['vms', 'vmconfigs', 'vmsnapshots', 'images', 'isos', 'emulators', 'imagecacheentries'];
 
 describe('the table', () => {
   const table: [string, Person, string[], string[]][] = [

@@ -51,9 +51,17 @@ describe('a cluster', () => {
     const cluster = await start('kinds');
     const { stdout } = await cluster.kubectl(['api-resources', '--api-group=berth.dev', '-o', 'name']);
     expect(stdout.trim().split('\n').toSorted()).toEqual(
-      ['emulators', 'imagecacheentries', 'images', 'isos', 'runnersets', 'servers', 'vmconfigs', 'vms'].map(
-        (kind) => `${kind}.berth.dev`,
-      ),
+      [
+        'emulators',
+        'imagecacheentries',
+        'images',
+        'isos',
+        'runnersets',
+        'servers',
+        'vmconfigs',
+        'vms',
+        'vmsnapshots',
+      ].map((kind) => `${kind}.berth.dev`),
     );
     const policies = await cluster.kubectl(['get', 'validatingadmissionpolicies', '-o', 'name']);
     expect(policies.stdout).toContain('berth');

@@ -226,6 +226,7 @@ describe('the API server accepts', () => {
     ['an ISO', 'ISO', { source: { sharedFile: { path: 'isos/a.iso' } } }],
     ['an Emulator', 'Emulator', { vmName: 'x' }],
     ['an ImageCacheEntry', 'ImageCacheEntry', { reference: 'ubuntu', targets: { all: true } }],
+    ['a VMSnapshot', 'VMSnapshot', { vmName: 'x' }],
   ])('%s', async ([, kind, spec]) => {
     await expectAccepted(kind, 'accepted', spec);
   });
@@ -310,6 +311,7 @@ describe('an existing VM', () => {
     restartRequestedAt: '2026-01-01T00:00:00Z',
     revertRequestedAt: '2026-01-01T00:00:00+02:00',
     aliveUntil: '2100-01-01T00:00:00-02:00',
+    revertTo: 'snapshot',
     activeDeadlineSeconds: 60,
     ttlSecondsAfterFinished: 0,
   };
@@ -480,6 +482,7 @@ describe('kubectl', () => {
         'servers srv',
         'vmconfigs vmc',
         'vms vm',
+        'vmsnapshots vmsnap',
       ].toSorted(),
     );
   });

@@ -24,6 +24,7 @@ import {
   type MachineState,
   type PortForward,
   StreamRefused,
+  type DiskSnapshot,
 } from '../../agent/drivers/driver.ts';
 import { SharedConsole } from '../../agent/console/terminal.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
@@ -64,6 +65,8 @@ export class StandInDriver implements DriverOfVMs {
   readonly machines = new Map<string, MachineState>();
   /** Data that guests keep on their disks, for machines with a disk. */
   readonly #disks = new Map<string, Guest>();
+  /** Content of snapshots, by their uids. */
+  readonly #snapshots = new Map<string, Guest>();
   readonly #paths = new Map<string, string>();
   readonly #consoles = new Map<string, SharedConsole>();
   readonly #forwards = new Set<Server>();
@@ -156,9 +159,27 @@ export class StandInDriver implements DriverOfVMs {
     this.#set('resume', folder, { kind: 'running', pid: 1, guestStarted: true, paused: false });
   }
 
-  async revert(folder: MachineFolder): Promise<void> {
+  async revert(
+    folder: MachineFolder,
+    _plan: MachinePlan,
+    _base: BaseImage | undefined,
+    snapshot?: string,
+  ): Promise<void> {
+    const kept = this.#snapshots.get(snapshot ?? '');
     this.#set('revert', folder, { kind: 'stopped' });
-    Object.assign(this.#disks.get(folder.uid) ?? {}, { boots: '0', marker: '' });
+    Object.assign(this.#disks.get(folder.uid) ?? {}, kept ?? { boots: '0', marker: '' });
+  }
+
+  async takeSnapshot(folder: MachineFolder, uid: string, signal: AbortSignal): Promise<DiskSnapshot> {
+    this.calls.push(`takeSnapshot ${folder.uid} ${uid}`);
+    signal.throwIfAborted();
+    this.#snapshots.set(uid, { ...this.guest(folder.uid) });
+    const sizeBytes = IMAGE.virtualSizeBytes;
+    return { takenAt: new Date().toISOString(), consistency: 'Crash', sizeBytes, storageBytes: sizeBytes };
+  }
+
+  async keepSnapshots({ uid }: MachineFolder, uids: ReadonlySet<string>): Promise<void> {
+    this.calls.push(`keepSnapshots ${uid} ${[...uids].join()}`);
   }
 
   async copyBytes({ uid }: MachineFolder): Promise<number> {

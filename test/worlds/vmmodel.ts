@@ -88,6 +88,7 @@ export class VMModel {
       successor: structuredClone(successor),
       ...this.reach(this.pod ?? successor),
       resizeRefused: this.resizeRefused,
+      snapshots: [],
       lookups: { vmConfig: none, image: none, iso: none, credentials: none },
       portHolder: () => undefined,
       hosts: () => [],

@@ -8,13 +8,15 @@ import type { GuestNetwork } from '../../network/network.ts';
 import type { VmGuest, VmLaunchPlan } from '../driver.ts';
 import { screenArguments } from './displaycard.ts';
 import { cpuModel, type GuestPlatform } from './platform.ts';
-import { FILES, type MachineFile } from './state.ts';
+import { FILES, type MachineFile, diskFile, type Layer, layersFrom } from './state.ts';
 
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
 /** Name of QEMU's character device that is connected to the guest agent's port. */
 export const AGENT_CHARDEV = 'agent';
-/** Name of the block node in QEMU that reads and writes the machine's disk. */
+/** Name of the block node in QEMU that reads and writes the machine's disk, until a snapshot puts another one above it. */
 export const DISK_NODE = 'disk';
+/** Options of the disk that keep it small: what the guest frees or fills with zeros becomes a hole. */
+const DISK_OPTIONS = { discard: 'unmap', 'detect-zeroes': 'unmap' } as const;
 /** Name of QEMU's network to which the guest's network card is connected. */
 export const NETWORK = 'net0';
 const VNC_SECRET = 'vnc-password';
@@ -190,7 +192,7 @@ function disk(state: MachineFile): string[] {
     return [];
   }
   return [
-    ...blockdev({ 'node-name': DISK_NODE, discard: 'unmap', 'detect-zeroes': 'unmap', ...diskNode(state) }),
+    ...blockdev({ 'node-name': DISK_NODE, ...DISK_OPTIONS, ...diskNode(state) }),
     ...options('-device', `virtio-blk-pci,drive=${DISK_NODE},bootindex=0`),
   ];
 }
@@ -200,12 +202,27 @@ function disk(state: MachineFile): string[] {
  * folder, because the path of the disk is relative to this folder. The description names the base image and its format. Otherwise QEMU
  * would use the names in the disk file, which cannot be trusted.
  */
-export function diskNode(state: MachineFile): Record<string, unknown> {
+export function diskNode(state: DiskState): Record<string, unknown> {
   if (state.isRaw === true) {
     return { driver: 'raw', file: file(FILES.rawDisk) };
   }
-  const backing = state.base === undefined ? null : baseNode(state.base);
-  return { driver: 'qcow2', file: file(FILES.disk), backing };
+  return { driver: 'qcow2', file: file(diskFile(state)), backing: layerNode(state, state.parent) };
+}
+
+type DiskState = Pick<MachineFile, 'base' | 'disk' | 'isRaw' | 'parent' | 'layers'>;
+
+/** Does the same for the layer with this id; for the image if `id` is undefined. Returns null if there is no image either. */
+function layerNode(state: DiskState, id: string | undefined): Record<string, unknown> | null {
+  const image = state.base === undefined ? null : baseNode(state.base);
+  return layersFrom(state, id).reduceRight<Record<string, unknown> | null>(
+    (backing, layer: Layer) => ({ driver: 'qcow2', 'read-only': true, file: file(layer.file), backing }),
+    image,
+  );
+}
+
+/** Returns the description of a new file of the disk, as {@link disk} describes it, but without the layers under it. */
+export function overlayNode(name: string, fileName: string): Record<string, unknown> {
+  return { 'node-name': name, ...DISK_OPTIONS, driver: 'qcow2', file: file(fileName), backing: null };
 }
 
 function baseNode(base: { path: string; format: 'qcow2' | 'raw' }): Record<string, unknown> {

@@ -1,6 +1,5 @@
 /** Makes copies of one machine's disk. Ensures that no copy overlaps with a conflicting step of the machine. */
 import { rm, stat } from 'node:fs/promises';
-import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { Serial } from '../../../base/concurrency.ts';
@@ -11,9 +10,9 @@ import { processUser } from '../../processes/users.ts';
 import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { diskNode } from './arguments.ts';
-import { diskReader, requireOwnData } from './files.ts';
+import { diskReader, requireOwnDisk } from './files.ts';
 import type { RunAs } from '../../../base/exec.ts';
-import { type Freeze, type GuestAgent, thaw, whileFrozen } from './guestagent.ts';
+import { type Freeze, type GuestAgent, thaw, whileFrozen, type Freezing } from './guestagent.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import type { MachineContext } from './launch.ts';
 import {
@@ -36,14 +35,8 @@ import {
   serveSnapshot,
   takeSnapshot,
 } from './snapshot.ts';
-import {
-  type CopyNote,
-  FILES,
-  type MachineFile,
-  readCopyNote,
-  removeCopyNote,
-  writeCopyNote,
-} from './state.ts';
+import { type CopyNote, type MachineFile, readCopyNote, removeCopyNote, writeCopyNote } from './state.ts';
+import { completeSwitch } from './layers.ts';
 
 /** Inspections of a machine start at most one cleanup in this time. A cleanup can take seconds, and delays the inspection. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
@@ -132,6 +125,33 @@ export class DiskCopies {
     this.#copies.set(interruption, copy);
     try {
       return await copy;
+    } finally {
+      this.#copies.delete(interruption);
+    }
+  }
+
+  /**
+   * Runs `work`, which takes a snapshot of the disk, when all earlier work is done. An interruption of copies ends it, too. What it leaves
+   * after a failure is removed as that of a copy.
+   */
+  async runSnapshot<T>(signal: AbortSignal, work: (freezing: Freezing) => Promise<T>): Promise<T> {
+    const interruption = new AbortController();
+    const either = AbortSignal.any([signal, interruption.signal]);
+    const snapshot = this.exclusively(async () => {
+      this.#copying = true;
+      try {
+        await this.tidy();
+        this.#tidied = false;
+        await this.#note({});
+        return await work(async (agent, take) => await this.#whileFrozen(agent, either, take));
+      } finally {
+        this.#copying = false;
+        await this.#tidyOrLog();
+      }
+    }, either);
+    this.#copies.set(interruption, snapshot);
+    try {
+      return await snapshot;
     } finally {
       this.#copies.delete(interruption);
     }
@@ -229,7 +249,7 @@ export class DiskCopies {
     const qmp = await hypervisor.qmp();
     const runAs = processUser(isRoot, file.launched?.runAs);
     const take = await (memory === undefined
-      ? this.#prepareDisk(qmp, runAs)
+      ? this.#prepareDisk(qmp, file, runAs)
       : this.#prepareMemory(qmp, file, runAs));
     const { frozen, confirmed } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
     const savedAt = Date.now();
@@ -252,8 +272,12 @@ export class DiskCopies {
   }
 
   /** Prepares a snapshot of the disk. Returns the function that takes it. */
-  async #prepareDisk(qmp: QmpConnection, runAs: RunAs | undefined): Promise<() => Promise<void>> {
-    const drive = await prepareSnapshot(qmp, this.#folder.path, { runAs });
+  async #prepareDisk(
+    qmp: QmpConnection,
+    file: MachineFile,
+    runAs: RunAs | undefined,
+  ): Promise<() => Promise<void>> {
+    const drive = await prepareSnapshot(qmp, this.#folder.path, { file, runAs });
     return async () => await takeSnapshot(qmp, drive);
   }
 
@@ -267,7 +291,7 @@ export class DiskCopies {
     await this.#requireStartable(file);
     await makeStreamFolder(this.#folder, this.#context);
     const { state } = this.#machine;
-    const save = async () => await saveStream(this.#folder, { memoryBytes, runAs, qmp, state });
+    const save = async () => await saveStream(this.#folder, { memoryBytes, runAs, qmp, file, state });
     return async () => await this.#machine.whileSaving(save);
   }
 
@@ -340,10 +364,10 @@ export class DiskCopies {
         'The VM does not run, so it has no memory to save. Start the VM',
       );
     }
-    await requireOwnData(join(path, FILES.disk));
+    await requireOwnDisk(path, file);
     onProgress(0);
     const { isRoot, readers } = this.#context;
-    const owner = await diskReader(path, isRoot);
+    const owner = await diskReader(path, file, isRoot);
     const as = owner && { ...owner, gid: readers ?? owner.gid };
     await convertToRaw(diskNode(file), target, { folder: path, mark: markOf(uid), as, signal, onProgress });
     const lostPower = state.kind === 'suspended' || (state.kind === 'exited' && state.reason === 'Crashed');
@@ -375,7 +399,9 @@ export class DiskCopies {
       const hypervisor = await this.#machine.hypervisor();
       const qmp = await hypervisor?.qmp();
       const thawed = !note.frozen || (await this.#thaw(hypervisor, note));
-      await (qmp && dropSnapshot(qmp));
+      await completeSwitch(this.#machine.state, qmp);
+      const file = await this.#machine.state.readIfPossible();
+      await (qmp && dropSnapshot(qmp, file === UNREADABLE ? {} : file));
       const removed = await removeSnapshotFiles(path, hypervisor !== undefined);
       // While the thaw is unconfirmed, the note about the copy stays, because the next copy reads the number of thaw requests from it. The
       // note is removed when the machine has ended and is not suspended. If other files of the hypervisor prevent the removal of the

@@ -31,6 +31,7 @@ import {
   type VmLaunchPlan,
   type VmPlan,
   WarmStartRefused,
+  type DiskSnapshot,
 } from '../driver.ts';
 import { DiskCopies } from './diskcopies.ts';
 import { startedWith } from './displaycard.ts';
@@ -44,8 +45,10 @@ import { QemuMachine } from './machine.ts';
 import { requireSafe, requireSame } from './memorykey.ts';
 import { type GuestPlatform, HostPlatforms } from './platform.ts';
 import { identityOf, type Renewed, renewGuest } from './renewal.ts';
-import { FILES, findMachines, readMachineFile, requireMachineFile } from './state.ts';
+import { findMachines, readMachineFile, requireMachineFile, diskFile, layersFrom } from './state.ts';
 import { MachineStreams } from './streams.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { MachineLayers, requireSnapshot } from './layers.ts';
 
 /** Largest error of the clock after a start from memory. A larger error is corrected when the machine already runs. */
 const LATE_CLOCK_MILLISECONDS = 1_000;
@@ -66,6 +69,7 @@ export interface QemuDriverOptions {
 interface Held {
   machine: QemuMachine;
   copies: DiskCopies;
+  layers: MachineLayers;
   console: ConsoleStore;
   streams: MachineStreams;
   guest: MachineGuest;
@@ -264,22 +268,58 @@ export class QemuDriver implements DriverOfVMs {
     void this.#of(folder).guest.setTime();
   }
 
-  async revert(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
-    const copies = this.#of(folder).copies;
+  async revert(
+    folder: MachineFolder,
+    plan: VmPlan,
+    base: BaseImage | undefined,
+    snapshot?: string,
+  ): Promise<void> {
+    const { copies, machine, layers } = this.#of(folder);
     await copies.exclusively(async () => {
+      const file = await machine.state.read();
+      if (snapshot !== undefined) {
+        requireSnapshot(file ?? {}, snapshot);
+      }
       // Nothing of the disk is needed any more, so a hypervisor that hangs is killed soon.
-      await this.#of(folder).machine.stop({ graceMilliseconds: 0, discard: AbortSignal.abort() });
+      await machine.stop({ graceMilliseconds: 0, discard: AbortSignal.abort() });
       await copies.tidy();
-      await this.#make(folder, plan, base);
+      if (file?.layers === undefined) {
+        return await this.#make(folder, plan, base);
+      }
+      const platform = await this.#platforms.of(file.architecture);
+      await layers.revert(this.#owned(plan), { base, platform, uid: snapshot });
+    });
+  }
+
+  async takeSnapshot(folder: MachineFolder, uid: string, signal: AbortSignal): Promise<DiskSnapshot> {
+    const { copies, layers } = this.#of(folder);
+    try {
+      return await copies.runSnapshot(signal, async (freezing) => await layers.take(uid, freezing));
+    } catch (error) {
+      if (signal.aborted || error instanceof ReasonedError) {
+        throw error;
+      }
+      throw new ReasonedError('SnapshotNotTaken', messageOf(error));
+    }
+  }
+
+  async keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>): Promise<void> {
+    const { copies, layers } = this.#of(folder);
+    await copies.exclusively(async () => {
+      await copies.tidy();
+      await layers.keepOnly(uids);
     });
   }
 
   async copyBytes({ path }: MachineFolder): Promise<number> {
-    const { base, diskBytes } = (await readMachineFile(path)) ?? {};
-    if (diskBytes === undefined) {
+    const file = await readMachineFile(path);
+    if (file?.diskBytes === undefined) {
       return 0;
     }
-    return (await allocatedBytes(join(path, FILES.disk))) + (base ? await allocatedBytes(base.path) : 0);
+    const own = [diskFile(file), ...layersFrom(file, file.parent).map((layer) => layer.file)];
+    const files = [...own.map((name) => join(path, name)), ...(file.base ? [file.base.path] : [])];
+    const sizes = await Promise.all(files.map(async (one) => await allocatedBytes(one)));
+    return sizes.reduce((sum, bytes) => sum + bytes, 0);
   }
 
   async copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy> {
@@ -379,6 +419,7 @@ export class QemuDriver implements DriverOfVMs {
     const made = {
       machine,
       copies: new DiskCopies(folder, machine, { context: this.#context, platforms: this.#platforms }),
+      layers: new MachineLayers(folder, machine, this.#context),
       console: new ConsoleStore(folder.path, { of: 'machine', logger }),
       streams: new MachineStreams(folder, machine, logger),
       guest: new MachineGuest(machine, logger),

@@ -17,7 +17,7 @@ import type { MachineFolder, VmPlan } from '../driver.ts';
 import { makeMachineFolder } from '../statefile.ts';
 import { diskNode } from './arguments.ts';
 import type { GuestPlatform } from './platform.ts';
-import { FILES, type MachineFile } from './state.ts';
+import { FILES, type MachineFile, diskFile, layersFrom } from './state.ts';
 
 const COPY_BYTES = 1024 * 1024;
 
@@ -40,7 +40,7 @@ export async function createFiles(
   const diskBytes = await makeDisk(folder, plan, base);
   await makeVariables(folder, platform);
   if (plan.runAs !== undefined) {
-    await giveDisk(folder.path, plan.runAs);
+    await giveDisk(folder.path, plan.runAs, FILES.disk);
   }
   return {
     version: 1,
@@ -62,29 +62,52 @@ export function newGeneration(architecture: GuestPlatform['architecture']): stri
 }
 
 /**
- * Makes the disk and the variables of the firmware anew, as {@link createFiles} made them. Use this for a guest that has written to its disk
- * and must not be continued.
+ * Makes the disk and the variables of the firmware anew, with the content of the layer under the disk, or else of the image. Use this for a
+ * guest that has written to its disk and must not be continued. `state` names the file of the disk.
  */
 export async function remakeFiles(
   folder: MachineFolder,
-  { base, diskBytes }: MachineFile,
+  state: MachineFile,
   platform: GuestPlatform,
 ): Promise<void> {
-  const path = join(folder.path, FILES.disk);
-  await rm(path, { force: true });
-  if (diskBytes !== undefined) {
-    await createQcow2(path, diskBytes, base);
-  }
-  await makeVariables(folder, platform);
+  await makeOverlay(folder, state);
+  const [layer] = layersFrom(state, state.parent);
+  const from = layer?.variables;
+  await makeVariables(folder, platform, from === undefined ? undefined : join(folder.path, from));
 }
 
-/** Makes the variables of the firmware, if the guest has a firmware with variables. */
-export async function makeVariables(folder: MachineFolder, { firmware }: GuestPlatform): Promise<void> {
-  if (firmware === undefined) {
+/** Makes an empty file for the disk on the layer `parent`, or else on the image. A machine without a disk gets none. */
+export async function makeOverlay({ path }: MachineFolder, state: MachineFile): Promise<void> {
+  const target = join(path, diskFile(state));
+  await rm(target, { force: true });
+  if (state.diskBytes === undefined) {
+    return;
+  }
+  const [layer] = layersFrom(state, state.parent);
+  await createQcow2(
+    target,
+    state.diskBytes,
+    layer === undefined ? state.base : { path: layer.file, format: 'qcow2' },
+  );
+}
+
+/** Copies the variables of the firmware to a file for a snapshot. Does nothing if the firmware has none. */
+export async function keepVariables({ path }: MachineFolder, name: string): Promise<void> {
+  await copySparse(join(path, FILES.variables), join(path, name));
+  await sync(join(path, name));
+}
+
+/** Makes the variables of the firmware, if the guest has a firmware with variables. They are those of the file `from`. */
+export async function makeVariables(
+  folder: MachineFolder,
+  { firmware }: GuestPlatform,
+  from: string | undefined = firmware?.variables,
+): Promise<void> {
+  if (firmware === undefined || from === undefined) {
     return;
   }
   const variables = join(folder.path, FILES.variables);
-  await copySparse(firmware.variables, variables);
+  await copySparse(from, variables);
   // Without this sync, the file could be too short after a loss of power, and QEMU would never start the machine again. The disk needs no
   // sync, because qemu-img flushes a disk that it creates.
   await sync(variables);
@@ -93,22 +116,29 @@ export async function makeVariables(folder: MachineFolder, { firmware }: GuestPl
 /** Creates the machine's disk. Returns its size in bytes, or undefined if the machine has no disk. */
 async function makeDisk(
   folder: MachineFolder,
-  { guest: { diskSizeBytes } }: VmPlan,
+  plan: VmPlan,
   base: BaseImage | undefined,
 ): Promise<number | undefined> {
   const path = join(folder.path, FILES.disk);
   await rm(path, { force: true });
-  if (base !== undefined) {
-    // The memory of an image fits only a disk of the image's size. The start makes such a disk larger, with the memory or without it.
-    const wanted = base.memory === undefined ? (diskSizeBytes ?? 0) : 0;
-    const size = Math.max(base.virtualSizeBytes, wanted);
+  const size = diskBytesOf(plan, base);
+  if (size !== undefined) {
     await createQcow2(path, size, base);
-    return size;
   }
-  if (diskSizeBytes !== undefined) {
-    await createQcow2(path, diskSizeBytes);
+  return size;
+}
+
+/** Returns the size of a new disk in bytes, or undefined if the machine has no disk. A disk is never smaller than its image. */
+export function diskBytesOf(
+  { guest: { diskSizeBytes } }: VmPlan,
+  base: BaseImage | undefined,
+): number | undefined {
+  if (base === undefined) {
+    return diskSizeBytes;
   }
-  return diskSizeBytes;
+  // The memory of an image fits only a disk of the image's size. The start makes such a disk larger, with the memory or without it.
+  const wanted = base.memory === undefined ? (diskSizeBytes ?? 0) : 0;
+  return Math.max(base.virtualSizeBytes, wanted);
 }
 
 /**
@@ -121,8 +151,8 @@ export async function enlargeDisk(
   size: { sizeBytes: number; isRoot: boolean },
 ): Promise<void> {
   await (state.diskBytes === undefined
-    ? createQcow2(join(folder, FILES.disk), size.sizeBytes)
-    : growDisk(folder, diskNode(state), size));
+    ? createQcow2(join(folder, diskFile(state)), size.sizeBytes)
+    : growDisk(folder, state, size));
 }
 
 /**
@@ -131,12 +161,12 @@ export async function enlargeDisk(
  */
 async function growDisk(
   folder: string,
-  node: Record<string, unknown>,
+  state: MachineFile,
   { sizeBytes, isRoot }: { sizeBytes: number; isRoot: boolean },
 ): Promise<void> {
-  const as = await diskReader(folder, isRoot);
-  await requireOwnData(join(folder, FILES.disk));
-  await resizeDisk({ ...node, backing: null }, wholeSectors(sizeBytes), { folder, as });
+  const as = await diskReader(folder, state, isRoot);
+  await requireOwnData(join(folder, diskFile(state)));
+  await resizeDisk({ ...diskNode(state), backing: null }, wholeSectors(sizeBytes), { folder, as });
 }
 
 /** Returns the size of a disk in bytes, rounded up to whole sectors, because QEMU and qemu-img refuse other sizes. */
@@ -148,15 +178,20 @@ export function wholeSectors(sizeBytes: number): number {
  * Returns the Linux user for programs that read a machine's disk; undefined if the agent is not root. This user is the owner of the disk,
  * normally the machine's own user. If root owns the disk, the function first makes {@link SHARED_RUN_AS} the owner.
  */
-export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs | undefined> {
+export async function diskReader(
+  folder: string,
+  state: Pick<MachineFile, 'disk'>,
+  isRoot: boolean,
+): Promise<RunAs | undefined> {
   if (!isRoot) {
     return undefined;
   }
-  const { uid, gid } = await lstat(join(folder, FILES.disk));
+  const disk = diskFile(state);
+  const { uid, gid } = await lstat(join(folder, disk));
   if (uid !== 0) {
     return { uid, gid };
   }
-  await giveDisk(folder, SHARED_RUN_AS);
+  await giveDisk(folder, SHARED_RUN_AS, disk);
   return SHARED_RUN_AS;
 }
 
@@ -164,8 +199,8 @@ export async function diskReader(folder: string, isRoot: boolean): Promise<RunAs
  * Makes the machine's user the owner of the files to which the machine writes, and removes the rights of all other users. The files can
  * have another owner, for example if an earlier version of the agent made them.
  */
-export async function giveDisk(folder: string, { uid, gid }: RunAs): Promise<void> {
-  for (const name of [FILES.disk, FILES.rawDisk, FILES.variables]) {
+export async function giveDisk(folder: string, { uid, gid }: RunAs, disk: string): Promise<void> {
+  for (const name of [disk, FILES.rawDisk, FILES.variables]) {
     // A missing file is no error, because some machines have no disk or no firmware variables.
     await undefinedIf(isMissing, chmod(join(folder, name), 0o600));
     await undefinedIf(isMissing, lchown(join(folder, name), uid, gid));
@@ -189,6 +224,13 @@ async function copySparse(from: string, to: string): Promise<void> {
   }
 }
 
+/** Checks the headers of a machine's disk and of all layers under it. @throws ReasonedError as {@link requireOwnData} does. */
+export async function requireOwnDisk(folder: string, state: MachineFile): Promise<void> {
+  for (const file of [diskFile(state), ...layersFrom(state, state.parent).map((layer) => layer.file)]) {
+    await requireOwnData(join(folder, file));
+  }
+}
+
 /**
  * Checks the header of a machine's disk. The hypervisor wrote this header, and a hostile guest can control its hypervisor. The header may
  * name a backing file, because the agent gives the right backing file to each program that reads the disk. A missing disk is accepted,
@@ -197,7 +239,7 @@ async function copySparse(from: string, to: string): Promise<void> {
  * @throws ReasonedError when the header would make a program read data from another file, or when the header has values that QEMU does not
  * write.
  */
-export async function requireOwnData(path: string): Promise<void> {
+async function requireOwnData(path: string): Promise<void> {
   const file = await undefinedIf(isMissing, open(path, 'r'));
   if (file === undefined) {
     return;

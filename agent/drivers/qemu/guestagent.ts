@@ -224,6 +224,9 @@ export interface Freeze {
   problems: string[];
 }
 
+/** Runs `take` while the guest agent `agent` has frozen the file systems of its guest, if it can. */
+export type Freezing = (agent: GuestAgent, take: () => Promise<void>) => Promise<Freeze>;
+
 /**
  * Runs `work` while the guest's file systems are frozen. If no guest agent answers, or if the freeze fails, runs `work` without a freeze.
  * After a request to freeze, the guest agent always gets a request to thaw before the promise settles, because a late freeze can still

@@ -75,18 +75,19 @@ function refused(why: string): ReasonedError {
 
 interface Saving extends Pick<Launched, 'memoryBytes' | 'runAs'> {
   qmp: QmpConnection;
+  file: MachineFile;
   state: QemuState;
 }
 
 /** Pauses the guest, writes its memory as a stream, takes a snapshot of its disk, and lets the guest continue. */
 export async function saveStream(
   { path }: MachineFolder,
-  { qmp, state, memoryBytes, runAs }: Saving,
+  { qmp, file, state, memoryBytes, runAs }: Saving,
 ): Promise<void> {
   await qmp.execute('stop');
   try {
     await saveMemory(path, qmp, memoryBytes, { file: join(FILES.imageMemory, STREAM) });
-    await takeSnapshot(qmp, await prepareSnapshot(qmp, path, { runAs, afterStream: true }));
+    await takeSnapshot(qmp, await prepareSnapshot(qmp, path, { file, runAs, afterStream: true }));
   } finally {
     await goOn(qmp, state);
   }
@@ -257,7 +258,9 @@ async function withMachine(
 /** Returns the content of the state file of a machine that is like the saved one, and has no process. */
 function stillOf(file: MachineFile, { architecture }: GuestPlatform): MachineFile {
   const generation = newGeneration(architecture);
-  return { ...file, generation, live: false, process: undefined, forwards: undefined, paused: false };
+  // Snapshots stay with the machine. Its clones have a disk of their own, without layers.
+  const { disk: _disk, parent: _parent, layers: _layers, node: _node, switching: _switching, ...rest } = file;
+  return { ...rest, generation, live: false, process: undefined, forwards: undefined, paused: false };
 }
 
 /** Ends the clones of the machine, if any, and removes their folders. */

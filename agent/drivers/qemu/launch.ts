@@ -1,7 +1,6 @@
 /**
  * Starts a QEMU process, which continues to run when the agent ends. Also finds the lines of its log that tell why the process has ended.
  */
-import { join } from 'node:path';
 import { messageOf } from '../../../base/errors.ts';
 import { run, type RunAs } from '../../../base/exec.ts';
 import { withLogWriter } from '../../console/logwriter.ts';
@@ -11,9 +10,9 @@ import type { OwnRoot } from '../../processes/ownroot.ts';
 import type { MachineFolder, VmLaunchPlan } from '../driver.ts';
 import { launch, type Launched, type ProcessContext, type StartReasons } from '../machineprocess.ts';
 import { commandLine, type CommandLine, type DevicePlan } from './arguments.ts';
-import { giveDisk, requireOwnData } from './files.ts';
+import { giveDisk, requireOwnDisk } from './files.ts';
 import type { GuestPlatform } from './platform.ts';
-import { FILES, type MachineFile } from './state.ts';
+import { type MachineFile, diskFile } from './state.ts';
 
 /** Objects and settings that all machines of this driver share. */
 export interface MachineContext extends ProcessContext {
@@ -105,10 +104,10 @@ function imagesOf({ plan, state, memory }: MachineStart): string[] {
 
 async function prepareDisk(folder: string, state: MachineFile, runAs: RunAs | undefined): Promise<void> {
   if (state.diskBytes !== undefined) {
-    await requireOwnData(join(folder, FILES.disk));
+    await requireOwnDisk(folder, state);
   }
   if (runAs !== undefined) {
-    await giveDisk(folder, runAs);
+    await giveDisk(folder, runAs, diskFile(state));
   }
 }
 

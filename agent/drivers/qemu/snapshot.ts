@@ -14,8 +14,9 @@ import { hasCode, isMissing, undefinedIf } from '../../../base/errors.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { removeTrees } from '../../../base/files.ts';
 import { pause } from '../../../base/time.ts';
-import { DISK_NODE } from './arguments.ts';
+import { DISK_NODE, overlayNode } from './arguments.ts';
 import { beginningOf, type QmpConnection, QmpError } from './qmp.ts';
+import type { MachineFile } from './state.ts';
 
 /**
  * Name of the snapshot's folder in the machine's folder. The hypervisor is not root, and has the right to create files only in this folder.
@@ -65,6 +66,11 @@ interface Drive {
   sizeBytes: number;
 }
 
+/** Returns the name of QEMU's block node with the disk of a machine. */
+function diskNodeName({ node }: Pick<MachineFile, 'node'>): string {
+  return node ?? DISK_NODE;
+}
+
 /**
  * Does all slow steps of a snapshot in advance. The snapshot will show the disk as it is when {@link takeSnapshot} is called. `afterStream`
  * says that the guest is paused, and QEMU has just written its memory as a stream.
@@ -72,12 +78,17 @@ interface Drive {
 export async function prepareSnapshot(
   qmp: QmpConnection,
   folder: string,
-  { runAs, afterStream = false }: { runAs: RunAs | undefined; afterStream?: boolean },
+  {
+    file,
+    runAs,
+    afterStream = false,
+  }: { file: MachineFile; runAs: RunAs | undefined; afterStream?: boolean },
 ): Promise<Drive> {
-  const drive = await requireDrive(qmp);
+  const disk = diskNodeName(file);
+  const drive = await requireDrive(qmp, disk);
   await makeFiles(folder, drive.sizeBytes, runAs);
   if (afterStream) {
-    await activateDisk(qmp);
+    await activateDisk(qmp, disk);
   }
   await qmp.execute('blockdev-add', {
     'node-name': OLD_NODE,
@@ -87,7 +98,7 @@ export async function prepareSnapshot(
   await qmp.execute('blockdev-add', {
     'node-name': FILTER_NODE,
     driver: 'copy-before-write',
-    file: DISK_NODE,
+    file: disk,
     target: OLD_NODE,
     'on-cbw-error': 'break-snapshot',
     'cbw-timeout': WRITE_TIMEOUT_SECONDS,
@@ -99,9 +110,9 @@ export async function prepareSnapshot(
  * Makes QEMU use the disk again. After a stream, QEMU treats its disks as those of another process until the guest continues, and refuses
  * the filter. A stream with the filter in place is refused, too. An export of the disk is the command that ends this state.
  */
-async function activateDisk(qmp: QmpConnection): Promise<void> {
+async function activateDisk(qmp: QmpConnection, disk: string): Promise<void> {
   await qmp.execute('nbd-server-start', { addr: { type: 'unix', data: { path: SOCKET } } });
-  await qmp.execute('block-export-add', { type: 'nbd', id: EXPORT, 'node-name': DISK_NODE, name: EXPORT });
+  await qmp.execute('block-export-add', { type: 'nbd', id: EXPORT, 'node-name': disk, name: EXPORT });
   await endExport(qmp);
 }
 
@@ -127,16 +138,16 @@ export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, 
 }
 
 /** Connects the guest's drive to its disk again, and removes all parts of the snapshot, even if the snapshot is incomplete. */
-export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
+export async function dropSnapshot(qmp: QmpConnection, file: Pick<MachineFile, 'node'> = {}): Promise<void> {
   await endExport(qmp);
-  const known = await qmp.ask('query-named-block-nodes', blockNodesSchema, { flat: true });
-  const nodes = new Set(known.map((node) => node['node-name']));
+  const nodes = await nodeNames(qmp);
   if (nodes.has(VIEW_NODE)) {
     await qmp.execute('blockdev-del', { 'node-name': VIEW_NODE });
   }
-  const drive = await requireDrive(qmp);
-  if (drive.node !== DISK_NODE) {
-    await attach(qmp, drive, DISK_NODE);
+  const disk = diskNodeName(file);
+  const drive = await requireDrive(qmp, disk);
+  if (drive.node === FILTER_NODE) {
+    await attach(qmp, drive, disk);
   }
   for (const node of [FILTER_NODE, OLD_NODE]) {
     if (nodes.has(node)) {
@@ -193,14 +204,55 @@ async function makeFiles(folder: string, sizeBytes: number, runAs: RunAs | undef
   }
 }
 
-async function requireDrive(qmp: QmpConnection): Promise<Drive> {
+/**
+ * Makes the guest write to a new file, which exists in the machine's folder and is empty. The present file of the disk gets no more writes.
+ * This takes a millisecond, and the guest does not stop.
+ */
+export async function putOverlay(qmp: QmpConnection, file: MachineFile, overlay: Overlay): Promise<void> {
+  const drive = await requireDrive(qmp, diskNodeName(file));
+  await qmp.execute('blockdev-add', overlayNode(overlay.node, overlay.file));
+  await qmp.execute('blockdev-snapshot', { node: drive.node, overlay: overlay.node });
+}
+
+/** A new file of the disk, and the name of QEMU's block node with it. */
+export interface Overlay {
+  node: string;
+  file: string;
+}
+
+/**
+ * Returns whether the guest writes to the disk with this node already. If not, removes the node, so that {@link putOverlay} can be tried
+ * again.
+ */
+export async function isOverlaid(
+  qmp: QmpConnection,
+  before: Pick<MachineFile, 'node'>,
+  node: string,
+): Promise<boolean> {
+  const drives = await qmp.ask('query-block', drivesSchema);
+  if (drives.some(({ inserted }) => inserted?.['node-name'] === node)) {
+    return true;
+  }
+  await requireDrive(qmp, diskNodeName(before));
+  if ((await nodeNames(qmp)).has(node)) {
+    await qmp.execute('blockdev-del', { 'node-name': node });
+  }
+  return false;
+}
+
+async function nodeNames(qmp: QmpConnection): Promise<ReadonlySet<string | undefined>> {
+  const known = await qmp.ask('query-named-block-nodes', blockNodesSchema, { flat: true });
+  return new Set(known.map((node) => node['node-name']));
+}
+
+async function requireDrive(qmp: QmpConnection, disk: string): Promise<Drive> {
   const drives = await qmp.ask('query-block', drivesSchema);
   for (const { qdev, inserted } of drives) {
     const node = inserted?.['node-name'];
     if (qdev === undefined || inserted === undefined) {
       continue;
     }
-    if (node === DISK_NODE || node === FILTER_NODE) {
+    if (node === disk || node === FILTER_NODE) {
       return { path: qdev, node, sizeBytes: inserted.image['virtual-size'] };
     }
   }

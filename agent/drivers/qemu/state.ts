@@ -57,6 +57,32 @@ const screenSchema = z.object({
 });
 export type Screen = z.infer<typeof screenSchema>;
 
+/**
+ * A layer under the disk of a machine: a file to which nobody writes any more. A snapshot freezes the present file of the disk as a layer. The
+ * layers are a tree, because a machine that was reverted to a snapshot makes its next layer above that snapshot.
+ */
+const layerSchema = z.object({
+  id: z.string(),
+  /** Name of the file in the machine's folder. */
+  file: z.string(),
+  /** Id of the layer below. Absent if the layer is directly on the image. */
+  parent: z.string().optional(),
+  /** Size of the disk in bytes when the layer was frozen. */
+  diskBytes: z.number().int(),
+  /** File with the variables of the firmware at that moment. Absent for a machine whose firmware has none. */
+  variables: z.string().optional(),
+  /** The snapshot that the layer shows. Absent if the layer is only needed by others, or if its snapshot was not completed. */
+  snapshot: z
+    .object({
+      uid: z.string(),
+      takenAt: z.iso.datetime(),
+      consistency: z.enum(['FileSystem', 'Crash', 'Stopped']),
+      storageBytes: z.number().int(),
+    })
+    .optional(),
+});
+export type Layer = z.infer<typeof layerSchema>;
+
 const stateSchema = z.object({
   version: z.literal(1),
   architecture: z.enum(['amd64', 'arm64']),
@@ -70,6 +96,20 @@ const stateSchema = z.object({
   diskBytes: z.number().int().optional(),
   /** Whether the disk is a raw file. Only the clone of a machine has such a disk. */
   isRaw: z.boolean().optional(),
+  /** File to which the guest writes, in the machine's folder. `disk.qcow2` if absent. */
+  disk: z.string().optional(),
+  /** Id of the layer directly under the disk. Absent if the disk is directly on the image. */
+  parent: z.string().optional(),
+  layers: z.array(layerSchema).optional(),
+  /** Name of QEMU's block node with the disk. The name of the command line if absent. A process keeps a node's name for its life. */
+  node: z.string().optional(),
+  /**
+   * Values before a change of the disk's file in the running process. Set until the process is known to use the new file. If the agent dies
+   * meanwhile, it asks the process. Without the process the new file is right in both cases, because it is on the earlier one.
+   */
+  switching: z
+    .object({ disk: z.string().optional(), parent: z.string().optional(), node: z.string().optional() })
+    .optional(),
   /**
    * Generation ID of an amd64 guest, a UUID. It is new when the disk is made, when it is reverted, and when the guest starts from the memory of
    * an image. The guest then makes its random numbers anew.
@@ -130,6 +170,9 @@ export const BEGUN = {
   process: undefined,
   forwards: undefined,
   end: undefined,
+  // A new process has the names of its command line, and uses the files that the state names.
+  node: undefined,
+  switching: undefined,
 } as const;
 
 /**
@@ -158,6 +201,27 @@ export async function findMachines(root: string, logger: Logger): Promise<FoundM
       return { uid, path, runAs: state?.launched?.runAs, base: state?.base?.path };
     }),
   );
+}
+
+/** Returns the name of the file to which the guest writes. */
+export function diskFile({ disk }: Pick<MachineFile, 'disk'>): string {
+  return disk ?? FILES.disk;
+}
+
+/**
+ * Returns the layer with this id and all layers under it, the uppermost first. Returns none if `id` is undefined. @throws Error when a layer
+ * is missing, because a disk without it would show other content.
+ */
+export function layersFrom({ layers = [] }: Pick<MachineFile, 'layers'>, id: string | undefined): Layer[] {
+  const found: Layer[] = [];
+  for (let next = id; next !== undefined; next = found.at(-1)?.parent) {
+    const layer = layers.find((one) => one.id === next);
+    if (layer === undefined || found.includes(layer)) {
+      throw new Error(`The disk needs the layer ${next}, which the state file of the machine does not have`);
+    }
+    found.push(layer);
+  }
+  return found;
 }
 
 /** A machine's state file. */

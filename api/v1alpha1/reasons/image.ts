@@ -234,7 +234,11 @@ export const IMAGE_REASONS = {
     todo: 'Set imageStorage in the configuration of the operator; then the content is stored and can be copied',
   },
   VMNotFound: {
-    seen: { ...BLOCKED, Emulator: ['Scheduled', 'Ready', 'Event'] },
+    seen: {
+      ...BLOCKED,
+      Emulator: ['Scheduled', 'Ready', 'Event'],
+      VMSnapshot: ['Ready', 'Reconciling', 'Stalled', 'Event'],
+    },
     class: 'mendable',
     by: 'operator',
     says: 'The VM that the object names does not exist',
@@ -297,11 +301,15 @@ export const IMAGE_REASONS = {
     todo: 'Start the VM, or create an Image without memory',
   },
   NoDisk: {
-    seen: { ...TASK, Image: ['Ready', 'Stalled', 'Committed', 'Pushed', 'Event'] },
+    seen: {
+      ...TASK,
+      Image: ['Ready', 'Stalled', 'Committed', 'Pushed', 'Event'],
+      VMSnapshot: ['Ready', 'Stalled', 'Event'],
+    },
     class: 'final',
     by: 'agent',
     says: 'The machine has no disk that could be copied',
-    todo: 'Create an Image that names another VM',
+    todo: 'Name another VM',
   },
   Interrupted: {
     seen: TASK,

@@ -138,7 +138,7 @@ export const STATES = {
     seen: { VM: ['Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The disk was reset to the content that it had when the machine was made',
+    says: 'The disk was reset to its image or to a snapshot',
   },
   Unpaused: {
     seen: { Pod: ['Event'] },

@@ -64,6 +64,7 @@ const KINDS = [
   'servers',
   'vmconfigs',
   'vms',
+  'vmsnapshots',
 ];
 const LOOK = { deadlineMilliseconds: 60_000, intervalMilliseconds: 20 };
 /** Number of VMs that are created one after the other while the leader ends. */

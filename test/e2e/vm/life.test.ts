@@ -16,6 +16,7 @@ import { MetricsServer } from '../../worlds/metricsserver.ts';
 import { logIn } from '../../support/vnc.ts';
 import { page, powerOff, tell } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
+import { VM_SNAPSHOTS } from '../../../api/v1alpha1/resources.ts';
 
 const TEST_MILLISECONDS = 600_000;
 /** Time for one look at the output of a program that runs. */
@@ -408,11 +409,45 @@ test(
 );
 
 test(
+  'has a snapshot of its running disk, is reverted to it and to nothing else, and the snapshot goes with it',
+  async () => {
+    expect(await tell(port, 'marker=before')).toBe('saved\n');
+    await makeSnapshot('before');
+    const { status } = await world.cluster.client().get(VM_SNAPSHOTS, {
+      namespace: world.vms.namespace,
+      name: 'before',
+    });
+    // The guest agent of this guest does not run.
+    expect(status).toMatchObject({ phase: 'Ready', consistency: 'Crash' });
+    expect(await tell(port, 'marker=after')).toBe('saved\n');
+    await world.patch('x', { revertRequestedAt: '2026-01-03T00:00:00Z', revertTo: 'nothere' });
+    await world.vms.waitForCondition('x', 'Ready', { status: 'False', reason: 'SnapshotNotFound' });
+    expect(await page(port)).toMatchObject({ boots: '1', marker: 'after' });
+    const revertRequestedAt = '2026-01-04T00:00:00Z';
+    await world.patch('x', { revertRequestedAt, revertTo: 'before' });
+    await stampOf('revertedAt', revertRequestedAt);
+    expect(await page(port)).toMatchObject({ boots: '2', marker: 'before' });
+    await world.kubectl('delete', 'vmsnapshot', 'before');
+    await makeSnapshot('last');
+  },
+  TEST_MILLISECONDS,
+);
+
+/** Makes a snapshot of VM x, and waits until it is Ready. */
+async function makeSnapshot(name: string): Promise<void> {
+  const { apiVersion, kind } = VM_SNAPSHOTS;
+  const namespace = world.vms.namespace;
+  const snapshot = { apiVersion, kind, metadata: { name, namespace }, spec: { vmName: 'x' } };
+  await world.cluster.client().create(VM_SNAPSHOTS, snapshot);
+  await world.kubectl('wait', '--for=condition=Ready', `vmsnapshot/${name}`, '--timeout=60s');
+}
+
+test(
   'is deleted: its guest ends in order, and of process, disk, port and Pod nothing is left when kubectl returns',
   async () => {
     const machine = await world.machine('x');
-    // The boots are the first one, after the stop, the restart, the power cut, and the revert.
-    expect((await world.vms.pod('x')).status?.containerStatuses?.[0]?.restartCount).toBe(4);
+    // The boots are the first one, after the stop, the restart, the power cut, and the two reverts.
+    expect((await world.vms.pod('x')).status?.containerStatuses?.[0]?.restartCount).toBe(5);
     await world.patch('x', { terminationGracePeriodSeconds: 60 });
     await expectPowerButton(() => world.kubectl('delete', 'vm', 'x'));
     await machine.expectGone();
@@ -420,6 +455,8 @@ test(
     // Another Pod is that of the Job that found the image.
     const others = `${WORKLOAD_LABEL}!=image`;
     expect(await world.kubectl('get', 'pods,vms', '-l', others, '-o', 'name')).toBe('');
+    // The garbage collector of Kubernetes deletes what a VM owned.
+    await world.kubectl('wait', '--for=delete', 'vmsnapshot', '--all', '--timeout=60s');
   },
   TEST_MILLISECONDS,
 );

@@ -1,0 +1,170 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { pino } from 'pino';
+import { beforeEach, describe, expect, it, onTestFinished } from 'vitest';
+import type { Desired } from '../../api/v1alpha1/machine.ts';
+import { SNAPSHOT_LIMIT } from '../../api/v1alpha1/names.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { machineDocument } from '../../test/fixtures/machines.ts';
+import type { DiskSnapshot, MachineState } from '../drivers/driver.ts';
+import type { PodHost } from './host.ts';
+import { type MachineOperation, type MachineRecord, newRecord, newRuntime, type Runtime } from './machine.ts';
+import { isObsolete, plan, type Situation } from './plan.ts';
+import { RecordStore } from './records.ts';
+import { STEPS } from './steps.ts';
+
+const MACHINE = machineDocument({ namespace: 'ns', name: 'x', uid: 'vm' });
+const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
+const TAKEN: DiskSnapshot = {
+  takenAt: '2030-01-01T00:00:00Z',
+  consistency: 'Crash',
+  sizeBytes: 1,
+  storageBytes: 1,
+};
+const DESIRED: Desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
+const [A, B] = ['a', 'b'].map((uid) => ({ uid, name: `name-${uid}` })) as [
+  { uid: string; name: string },
+  { uid: string; name: string },
+];
+
+function recordWith(change: Partial<MachineRecord> = {}): MachineRecord {
+  const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+  const record = newRecord({ uid: 'uid', key: 'ns/x', driver: 'qemu', machine: MACHINE, claim });
+  return {
+    ...record,
+    created: true,
+    running: true,
+    everRan: true,
+    acknowledged: true,
+    released: false,
+    ...change,
+  };
+}
+
+function stepFor(desired: Partial<Desired>, change: Partial<MachineRecord> = {}, state = RUNNING): string {
+  const situation: Partial<Situation> = {
+    record: recordWith(change),
+    state,
+    desired: { ...DESIRED, ...desired },
+  };
+  return plan(situation as Situation, 0).kind;
+}
+
+describe('the plan of a machine', () => {
+  it('takes missing snapshots one after the other, and removes those that the VM has no longer first', () => {
+    expect(stepFor({})).toBe('reached');
+    expect(stepFor({ snapshots: [A] })).toBe('snapshot');
+    expect(stepFor({ snapshots: [A] }, { snapshots: [{ uid: 'a', taken: TAKEN }] })).toBe('reached');
+    expect(stepFor({ snapshots: [A, B] }, { snapshots: [{ uid: 'a', taken: TAKEN }] })).toBe('snapshot');
+    expect(stepFor({ snapshots: [B] }, { snapshots: [{ uid: 'a', taken: TAKEN }] })).toBe('dropSnapshots');
+    const failure = { reason: 'NoDisk', message: '' } as const;
+    expect(stepFor({ snapshots: [A] }, { snapshots: [{ uid: 'a', failure }] })).toBe('reached');
+    // An agent gets no list from an operator that knows of no snapshot. It removes nothing then.
+    expect(stepFor({}, { snapshots: [{ uid: 'a', taken: TAKEN }] })).toBe('reached');
+  });
+
+  it('takes one of a stopped or suspended machine, but none while its guest is paused or about to change', () => {
+    expect(stepFor({ snapshots: [A], powerState: 'Stopped' }, { running: false }, { kind: 'stopped' })).toBe(
+      'snapshot',
+    );
+    expect(
+      stepFor({ snapshots: [A], powerState: 'Suspended' }, { running: false }, { kind: 'suspended' }),
+    ).toBe('snapshot');
+    expect(stepFor({ snapshots: [A] }, {}, { ...RUNNING, paused: true })).toBe('reached');
+    expect(stepFor({ snapshots: [A], powerState: 'Stopped' })).toBe('stop');
+    expect(isObsolete('snapshot', { kind: 'stop', graceMilliseconds: 0 }, { desired: DESIRED })).toBe(true);
+    expect(isObsolete('snapshot', { kind: 'snapshot' }, { desired: DESIRED })).toBe(false);
+  });
+
+  it('ends a machine for a revert only if the host has the snapshot', () => {
+    const revert = { revertRequestedAt: '1', revertTo: 'a', snapshots: [A] };
+    expect(stepFor(revert, { snapshots: [{ uid: 'a', taken: TAKEN }] })).toBe('stop');
+    expect(stepFor(revert)).toBe('revert');
+    const off: MachineState = { kind: 'stopped' };
+    expect(stepFor(revert, { running: false, snapshots: [{ uid: 'a', taken: TAKEN }] }, off)).toBe('revert');
+  });
+});
+
+describe('a step of snapshots', () => {
+  let host: PodHost;
+  let runtime: Runtime;
+  let asked: string[];
+  let error: Error | undefined;
+
+  beforeEach(() => {
+    const directory = mkdtempSync(join(tmpdir(), 'berth-snapshots-'));
+    onTestFinished(() => rmSync(directory, { recursive: true }));
+    [asked, error] = [[], undefined];
+    const driver = {
+      takeSnapshot: async (_folder: unknown, uid: string) => {
+        asked.push(uid);
+        if (error !== undefined) {
+          throw error;
+        }
+        return TAKEN;
+      },
+      keepSnapshots: async (_folder: unknown, uids: Set<string>) =>
+        void asked.push(`keep ${[...uids].join()}`),
+      revert: async (...parameters: unknown[]) => void asked.push(`revert ${String(parameters[3])}`),
+    };
+    const parts = {
+      records: new RecordStore(directory),
+      drivers: new Map([['qemu', { driver }]]),
+      logger: pino({ level: 'silent' }),
+      events: { event: () => undefined },
+    };
+    host = { ...parts, event: () => undefined } as unknown as PodHost;
+    runtime = newRuntime(recordWith(), directory);
+  });
+
+  async function run(
+    kind: 'snapshot' | 'dropSnapshots' | 'revert',
+    desired: Partial<Desired>,
+  ): Promise<void> {
+    const operation = { desired: { ...DESIRED, ...desired }, abort: new AbortController() };
+    await STEPS[kind](host, runtime, operation as unknown as MachineOperation);
+  }
+
+  it('keeps what the host took, and forgets what the VM has no longer', async () => {
+    await run('snapshot', { snapshots: [A, B] });
+    await run('snapshot', { snapshots: [A, B] });
+    expect(runtime.record.snapshots).toEqual([A, B].map(({ uid }) => ({ uid, taken: TAKEN })));
+    await run('dropSnapshots', { snapshots: [B] });
+    expect(runtime.record.snapshots).toEqual([{ uid: 'b', taken: TAKEN }]);
+    expect(asked).toEqual(['a', 'b', 'keep b']);
+  });
+
+  it('fails a few times before the failure is final, and at once for a reason that stays', async () => {
+    error = new Error('busy');
+    for (const attempts of [0, 1, 2]) {
+      runtime.failed = { kind: 'snapshot', attempts, notBefore: 0 };
+      await expect(run('snapshot', { snapshots: [A, B] })).rejects.toThrow('busy');
+      expect(runtime.record.snapshots).toBeUndefined();
+    }
+    runtime.failed = { kind: 'snapshot', attempts: 3, notBefore: 0 };
+    await run('snapshot', { snapshots: [A, B] });
+    runtime.failed = undefined;
+    error = new ReasonedError('NoDisk', 'The machine has no disk');
+    await run('snapshot', { snapshots: [A, B] });
+    expect(runtime.record.snapshots).toEqual([
+      { uid: 'a', failure: { reason: 'SnapshotNotTaken', message: 'busy' } },
+      { uid: 'b', failure: { reason: 'NoDisk', message: 'The machine has no disk' } },
+    ]);
+  });
+
+  it('takes no more than a VM may have', async () => {
+    const full = Array.from({ length: SNAPSHOT_LIMIT }, (_, index) => ({ uid: `${index}`, taken: TAKEN }));
+    runtime = newRuntime(recordWith({ snapshots: full }), '/none');
+    await run('snapshot', { snapshots: [...full.map(({ uid }) => ({ uid, name: uid })), A] });
+    expect(asked).toEqual([]);
+    expect(runtime.record.snapshots?.at(-1)?.failure?.reason).toBe('TooManySnapshots');
+  });
+
+  it('reverts to no snapshot that the host does not have', async () => {
+    const revert = { revertRequestedAt: '1', revertTo: 'a' };
+    await expect(run('revert', revert)).rejects.toMatchObject({ reason: 'SnapshotNotFound' });
+    expect(asked).toEqual([]);
+    expect(runtime.record.revertedAt).toBeUndefined();
+  });
+});

@@ -1,0 +1,93 @@
+/** The steps that take and remove snapshots of a machine's disk, one snapshot at a time. */
+import { Gauge, type Registry } from 'prom-client';
+import { SNAPSHOT_LIMIT } from '../../api/v1alpha1/names.ts';
+import { type Reason, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { messageOf } from '../../base/errors.ts';
+import type { DiskSnapshot } from '../drivers/driver.ts';
+import { driverOfVM } from '../drivers/hostdrivers.ts';
+import { type PodHost, tell, warn } from './host.ts';
+import { type MachineOperation, type MachineRecord, needed, type Runtime } from './machine.ts';
+import { nextSnapshot, surplusSnapshots } from './plan.ts';
+import type { RecordStore } from './records.ts';
+
+/** Number of attempts to take a snapshot. The waits between them take 7 s in total, and then the moment of the request is long over. */
+const SNAPSHOT_ATTEMPTS = 4;
+/** Reasons for which another attempt would fail, too. */
+const FINAL_REASONS: ReadonlySet<Reason> = new Set(['NoDisk', 'TooManySnapshots']);
+
+/** Takes the next snapshot. After the last attempt, its failure is recorded, and the machine goes on without it. */
+export async function takeSnapshot(
+  host: PodHost,
+  runtime: Runtime,
+  operation: MachineOperation,
+): Promise<void> {
+  const { record } = runtime;
+  const wanted = nextSnapshot(record, needed(operation.desired));
+  if (wanted === undefined) {
+    return;
+  }
+  const { uid, name } = wanted;
+  const known = record.snapshots ?? [];
+  try {
+    const taken = await takeOne(host, runtime, uid, operation.abort.signal);
+    host.records.update(record, { snapshots: [...known, { uid, taken }] });
+    tell(host, record, 'SnapshotTaken', 'Snapshot', `The snapshot ${name} was taken`);
+  } catch (error) {
+    const reason = reasonIn(error) ?? 'SnapshotNotTaken';
+    if (operation.abort.signal.aborted || !isLast(runtime, reason)) {
+      throw error;
+    }
+    const message = messageOf(error);
+    host.records.update(record, { snapshots: [...known, { uid, failure: { reason, message } }] });
+    warn(host, record, reason, 'Snapshot', `The snapshot ${name} was not taken: ${message}`);
+  }
+}
+
+async function takeOne(
+  host: PodHost,
+  { record, folder }: Runtime,
+  uid: string,
+  signal: AbortSignal,
+): Promise<DiskSnapshot> {
+  if (takenUids(record).length >= SNAPSHOT_LIMIT) {
+    throw new ReasonedError('TooManySnapshots', `The VM has ${SNAPSHOT_LIMIT} snapshots already`);
+  }
+  return await driverOfVM(host, record).takeSnapshot(folder, uid, signal);
+}
+
+/** Returns the uids of the snapshots that the host has. */
+function takenUids({ snapshots = [] }: Readonly<MachineRecord>): string[] {
+  return snapshots.filter((one) => one.taken !== undefined).map(({ uid }) => uid);
+}
+
+function isLast({ failed }: Readonly<Runtime>, reason: Reason): boolean {
+  const attempts = failed?.kind === 'snapshot' ? failed.attempts + 1 : 1;
+  return FINAL_REASONS.has(reason) || attempts >= SNAPSHOT_ATTEMPTS;
+}
+
+/** Removes the snapshots that the VM has no longer. */
+export async function dropSnapshots(
+  host: PodHost,
+  { record, folder }: Runtime,
+  operation: MachineOperation,
+): Promise<void> {
+  const surplus = surplusSnapshots(record, needed(operation.desired));
+  const snapshots = (record.snapshots ?? []).filter((one) => !surplus.includes(one));
+  if (surplus.some((one) => one.taken !== undefined)) {
+    await driverOfVM(host, record).keepSnapshots(folder, new Set(takenUids({ ...record, snapshots })));
+  }
+  host.records.update(record, { snapshots });
+}
+
+/** Exports the space of all snapshots on this host. */
+export function exportSnapshotBytes(registry: Registry, records: Pick<RecordStore, 'list'>): void {
+  const gauge: Gauge = new Gauge({
+    name: 'berth_snapshot_bytes',
+    help: 'Bytes on the disk of this host that only the snapshots of VMs needed when they were taken',
+    registers: [registry],
+    collect: () => {
+      const all = records.list().flatMap(({ snapshots = [] }) => snapshots);
+      gauge.set(all.reduce((sum, { taken }) => sum + (taken?.storageBytes ?? 0), 0));
+    },
+  });
+}

@@ -1,0 +1,148 @@
+/** Snapshots that stay with a machine, with a real guest that writes all the time. */
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { appendFile, mkdir, readdir, rm } from 'node:fs/promises';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, it, onTestFinished } from 'vitest';
+import type { BaseImage } from '../../../agent/disks/disk.ts';
+import { readMachineFile } from '../../../agent/drivers/qemu/state.ts';
+import { pause } from '../../../base/time.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { makeCopyDisk } from '../../fixtures/copydisk.ts';
+import { mountTmpfs, whyNoTmpfs } from '../../support/tmpfs.ts';
+import { unless } from '../../support/unless.ts';
+import { BOOT_DEADLINE_MILLISECONDS, guestBase, TestMachine } from '../../worlds/qemuguest.ts';
+import { BEGINS, type SnapshotJob } from './snapshotagent.ts';
+
+/** Times after the beginning of a snapshot at which its agent is killed. A snapshot takes about 100 ms here. */
+const DEATHS_MILLISECONDS = [5, 25, 60, 120];
+const { signal } = new AbortController();
+
+/** Returns the disks and layers in the folder of a machine, and those that its state file names. */
+async function filesOf({ folder }: TestMachine): Promise<{ found: string[]; named: string[] }> {
+  const found = (await readdir(folder.path)).filter((name) => name.endsWith('.qcow2')).toSorted();
+  const { disk = 'disk.qcow2', layers = [] } = (await readMachineFile(folder.path)) ?? {};
+  return { found, named: [disk, ...layers.map(({ file }) => file)].toSorted() };
+}
+
+describe('snapshots of a machine', { timeout: 4 * BOOT_DEADLINE_MILLISECONDS }, () => {
+  let machine: TestMachine;
+  let base: BaseImage;
+  /** Numbers that the guest had certainly written when a snapshot began, by the uid of the snapshot. */
+  const least = new Map<string, number>();
+
+  beforeAll(async () => {
+    machine = await TestMachine.make();
+    base = await makeCopyDisk((await guestBase('amd64')).path, join(machine.host.directory, 'base.raw'));
+    await machine.create(base);
+    await machine.start();
+    await machine.page();
+    expect(await machine.tell('write')).toBe('writing\n');
+    expect(await machine.tell('agent=0')).toBe('listening\n');
+  }, 300_000);
+
+  afterAll(async () => await machine.host.end());
+
+  async function number(): Promise<number> {
+    return Number(await machine.tell('number'));
+  }
+
+  async function take(uid: string): Promise<void> {
+    expect(await machine.tell(`marker=${uid}`)).toBe('saved\n');
+    least.set(uid, await number());
+    const taken = await machine.driver.takeSnapshot(machine.folder, uid, signal);
+    expect(taken).toMatchObject({ consistency: 'FileSystem', sizeBytes: base.virtualSizeBytes });
+  }
+
+  /** Resets the disk, boots, and checks that the guest finds what it had written when the snapshot was taken. */
+  async function revert(uid: string): Promise<void> {
+    await machine.driver.revert(machine.folder, machine.plan, base, uid);
+    await machine.start();
+    expect(await machine.page()).toMatchObject({ marker: uid });
+    await expectWritten(least.get(uid) ?? 0);
+  }
+
+  /** Checks that no number up to the last one is missing, and that the last one is at least `atLeast`. */
+  async function expectWritten(atLeast: number): Promise<void> {
+    const text = await machine.tell('numbers');
+    const numbers = (text.match(/^\d+$/gm) ?? []).map(Number).toSorted((a, b) => a - b);
+    const last = numbers.at(-1) ?? 0;
+    expect(last).toBeGreaterThanOrEqual(atLeast);
+    expect(numbers.slice(-5)).toEqual([4, 3, 2, 1, 0].map((less) => last - less));
+  }
+
+  it('ten in a chain of a guest that writes all the time: it runs on, and each that it is reverted to has what it had written', async () => {
+    const before = (await machine.page())['boot_id'];
+    for (let index = 0; index < 10; index += 1) {
+      await take(`snapshot-${index}`);
+    }
+    expect(await machine.page()).toMatchObject({ boot_id: before, marker: 'snapshot-9' });
+    for (const uid of ['snapshot-0', 'snapshot-6']) {
+      await revert(uid);
+    }
+    const refused = machine.driver.revert(machine.folder, machine.plan, base, 'another');
+    await expect(refused).rejects.toMatchObject({ reason: 'SnapshotNotFound' });
+    expect(await machine.page()).toMatchObject({ marker: 'snapshot-6' });
+    // The new disk is on the seventh layer. The last three are removed with their snapshots.
+    await machine.driver.keepSnapshots(machine.folder, new Set(['snapshot-1']));
+    const { found, named } = await filesOf(machine);
+    expect([found, found.length]).toEqual([named, 8]);
+  });
+
+  it('whose agent dies at any moment leave nothing but whole snapshots, and the guest loses nothing', async () => {
+    await machine.tell('write');
+    for (const [round, milliseconds] of DEATHS_MILLISECONDS.entries()) {
+      await machine.driver.close();
+      const uids = [`round-${round}`];
+      const job: SnapshotJob = { dataDirectory: machine.host.directory, folder: machine.folder, uids };
+      const script = new URL('./snapshotagent.ts', import.meta.url).pathname;
+      const agent = spawn(process.execPath, [script, JSON.stringify(job)], {
+        stdio: ['ignore', 'pipe', 'inherit'],
+      });
+      const ended = once(agent, 'exit');
+      let output = '';
+      agent.stdout.on('data', (data: Buffer) => (output += data.toString()));
+      await waitFor('a snapshot to begin', () => output.includes(BEGINS), { intervalMilliseconds: 1 });
+      await pause(milliseconds);
+      agent.kill('SIGKILL');
+      await ended;
+      await machine.host.restartAgent();
+      expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
+      // The next agent finds its way, whatever the last one has left.
+      await machine.driver.takeSnapshot(machine.folder, `after-${round}`, signal);
+      const { found, named } = await filesOf(machine);
+      expect(found).toEqual(named);
+    }
+    const least = await number();
+    await waitFor('the guest to write on', async () => (await number()) > least + 1);
+    await machine.stop(0);
+    await machine.start();
+    await machine.page();
+    await expectWritten(least);
+  });
+});
+
+it('a snapshot on a full disk is refused, and nothing changes', unless(whyNoTmpfs()), async () => {
+  const machine = await TestMachine.make({ diskSizeBytes: 1024 ** 3 });
+  await mkdir(machine.folder.path, { recursive: true });
+  mountTmpfs(machine.folder.path, 4);
+  onTestFinished(async () => {
+    execFileSync('umount', [machine.folder.path]);
+    await machine.host.end();
+  });
+  await machine.create(undefined);
+  const before = await readMachineFile(machine.folder.path);
+  const filler = join(machine.folder.path, 'filler');
+  const fill = async (): Promise<never> => {
+    await appendFile(filler, Buffer.alloc(4096));
+    return await fill();
+  };
+  await expect(fill()).rejects.toMatchObject({ code: 'ENOSPC' });
+  const refused = machine.driver.takeSnapshot(machine.folder, 'full', signal);
+  await expect(refused).rejects.toMatchObject({ reason: 'SnapshotNotTaken' });
+  expect(await readMachineFile(machine.folder.path)).toEqual(before);
+  await rm(filler);
+  await machine.driver.takeSnapshot(machine.folder, 'room', signal);
+  const { found, named } = await filesOf(machine);
+  expect([found, found.length]).toEqual([named, 2]);
+});
