@@ -126,7 +126,7 @@ const FREE = new Set(
   `--selector --cpu vm-deploy---memory vm-create---memory vmconfig-create---memory emulator-deploy---memory --disk-size --display-width --display-height --display-dpi --user-data-secret --reserve-port
    --metadata --labels --timeout --system-serial --termination-grace-period-seconds --active-deadline-seconds
    --ttl-seconds-after-finished --description --tail --since --user --reference --url --sha256 --shared-file --size --api-url --server --issuer
-   --client-id --platform --image-type --device-profile --duration --username --key
+   --alive-until pool-scale-replicas --client-id --platform --image-type --device-profile --duration --username --key
    vm-deploy-name vm-create-name vm-save-image image-copy-copy iso-copy-copy image-set-description-text iso-set-description-text
    remote-image-pull-copy remote-iso-pull-copy image-generate-name image-generate-size vm-push-reference vm-resize-size vm-exec-command vm-port-forward-ports vm-ssh-command
    vmconfig-create-name image-create-name iso-create-name user-set-token-token server-user-add-name server-user-remove-name

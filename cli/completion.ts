@@ -100,7 +100,16 @@ const ARGUMENT_SOURCES: Readonly<Record<string, Source>> = {
   'node namespace target': namesOf('namespace'),
   'registry delete servers': namesOf(),
   'vm get-push-status pushes': { from: 'pushes' },
-  'explain path': choices('vm', 'vmconfig', 'image', 'iso', 'emulator', 'imagecacheentry', 'server'),
+  'explain path': choices(
+    'vm',
+    'vmconfig',
+    'image',
+    'iso',
+    'emulator',
+    'imagecacheentry',
+    'vmpool',
+    'server',
+  ),
 };
 /** Verbs whose argument is the name of a new object. */
 const CREATING: ReadonlySet<string> = new Set(['create', 'deploy', 'add', 'generate']);

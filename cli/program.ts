@@ -130,6 +130,14 @@ const NOUNS: readonly Noun[] = [
     },
   },
   {
+    name: 'pool',
+    aliases: ['vmpool', 'vmp'],
+    description: 'VMs that are kept ready',
+    addVerbs: async (noun, terminal) => {
+      (await import('./pool.ts')).addPoolCommands(noun, terminal);
+    },
+  },
+  {
     name: 'emulator-config',
     description: 'Values that emulators share (not supported)',
     addVerbs: async (noun, terminal) => {
@@ -418,6 +426,11 @@ const EXAMPLES: Readonly<Record<string, string>> = {
   'emulator get': 'pixel',
   'emulator delete': 'pixel',
   'emulator deploy': 'pixel --vm build',
+  'pool get': 'ci',
+  'pool delete': 'ci',
+  'pool create': '-f pool.yaml',
+  'pool claim': 'ci --when-empty wait',
+  'pool scale': 'ci 10',
   'namespace create': 'platform-ci',
   'namespace delete': 'platform-ci',
   'serviceaccount create': 'ci',

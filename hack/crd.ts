@@ -53,6 +53,13 @@ function selectableFields({ columns }: KindDefinition): JsonSchema {
   return fields.length === 0 ? {} : { selectableFields: fields };
 }
 
+/** Fields of a kind that can be scaled. Autoscalers need the selector, although they count no Pods by it. */
+const SCALE = {
+  specReplicasPath: '.spec.replicas',
+  statusReplicasPath: '.status.replicas',
+  labelSelectorPath: '.status.selector',
+};
+
 /**
  * Longest name of an object in Kubernetes. The schema contains this limit, because the API server needs it to compute the cost of a rule
  * about names.
@@ -81,7 +88,7 @@ export function customResourceDefinition(kind: KindDefinition): JsonSchema {
           name: API_VERSION.split('/')[1],
           served: true,
           storage: true,
-          ...(kind.status && { subresources: { status: {} } }),
+          ...(kind.status && { subresources: { status: {}, ...(kind.isScalable && { scale: SCALE }) } }),
           ...selectableFields(kind),
           additionalPrinterColumns: kind.columns.map(printerColumn),
           schema: { openAPIV3Schema: objectSchema(kind) },

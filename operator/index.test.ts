@@ -47,6 +47,7 @@ it('a standby remembers the keys of existing objects, and none of deleted object
     'server',
     'certificate',
     'emulator',
+    'pool',
     'roles',
     'foreignpods',
   ];

@@ -36,6 +36,9 @@ import {
   enqueueClusterInfo,
   RoleReconciler,
 } from './roles/controller.ts';
+import { enqueuePools, PoolReconciler } from './pool/controller.ts';
+import { PoolMetrics } from './pool/metrics.ts';
+import { enqueueYield, YieldReconciler } from './pool/yielding.ts';
 import { SERVER_WORKERS, ServerReconciler } from './server/controller.ts';
 import { createDriver } from './server/drivers/create.ts';
 import { ServerMetrics } from './server/metrics.ts';
@@ -107,6 +110,9 @@ export function createControllers(options: OperatorOptions): Controllers {
       hostController(options, watches, hostState),
       certificateController(options, watches, hostState),
       emulatorController(options, watches, hostState),
+      poolController(options, watches),
+      // Makes room for VMs that wait for a host. Its one worker keeps the pause between two deletions.
+      plain('poolyield', { workers: 1 }, YieldReconciler, enqueueYield),
       // Creates and corrects the RoleBindings of served namespaces.
       plain('roles', { exists: hasNamespace }, RoleReconciler, enqueueBindings),
       // Lets hosts read the credentials of the image storage during their tasks.
@@ -264,6 +270,27 @@ function serverController(options: OperatorOptions, watches: OperatorWatches): C
     consistency,
   );
   enqueueServers(controller, watches);
+  return controller;
+}
+
+function poolController(options: OperatorOptions, watches: OperatorWatches): Controller {
+  const { registry, isLeader } = options;
+  const consistency = new Consistency();
+  const metrics = new PoolMetrics(registry, { isLeader, pools: () => watches.pools.cache.list() });
+  watches.namespaces.cache.onChange(({ type, object }) => {
+    if (type === 'deleted') {
+      metrics.forget(object.metadata.name);
+    }
+  });
+  const reconciler = new PoolReconciler({ ...options, ...watches, consistency, metrics });
+  const controller = controllerFor(
+    options,
+    'pool',
+    { exists: existsIn(watches.pools) },
+    reconciler,
+    consistency,
+  );
+  enqueuePools(controller, reconciler, { ...options, ...watches });
   return controller;
 }
 

@@ -19,8 +19,8 @@ import { APPROVALS_NAME } from './host/approvals.ts';
 import { isReady } from './host/observe.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 
-/** Kinds whose objects have machines. A RunnerSet makes new VMs in the place of deleted ones. */
-const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator', 'RunnerSet']);
+/** Kinds whose objects have machines, or make VMs in the place of deleted ones. */
+const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator', 'VMPool', 'RunnerSet']);
 /** Largest number of objects that an error message names. The message states how many more objects there are. */
 const NAMES_SHOWN = 10;
 /**

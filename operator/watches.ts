@@ -30,6 +30,7 @@ import {
   ISOS,
   SERVERS,
   VM_CONFIGS,
+  VM_POOLS,
   VMS,
   VM_SNAPSHOTS,
 } from '../api/v1alpha1/resources.ts';
@@ -56,6 +57,7 @@ import {
   keyOfImage,
   queuedHosts,
 } from './imagecache/observe.ts';
+import { poolOfVM, VMS_BY_POOL } from './pool/observe.ts';
 import { addressesOf, SERVERS_BY_ADDRESS } from './server/observe.ts';
 import { nodeOfServer, SERVERS_BY_NODE } from './host/power.ts';
 import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
@@ -93,6 +95,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
         [VMS_BY_CONFIG]: (vm) => (vm.spec.configRef === undefined ? [] : [vm.spec.configRef.name]),
         [VMS_BY_IMAGE]: (vm) => [vm.spec.image, vm.spec.iso].filter((name) => name !== undefined),
         [VMS_WITHOUT_HOST]: withoutHost,
+        [VMS_BY_POOL]: poolOfVM,
       },
     }),
     vmConfigs: new Informer(client, VM_CONFIGS, base),
@@ -100,6 +103,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       ...base,
       indexes: { [SNAPSHOTS_BY_VM]: (snapshot) => [vmKeyOfSnapshot(snapshot)] },
     }),
+    pools: new Informer(client, VM_POOLS, base),
     images: new Informer(client, IMAGES, base),
     isos: new Informer(client, ISOS, base),
     pods: new Informer(client, PODS, {

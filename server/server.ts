@@ -41,6 +41,7 @@ import { addRoleBindingRoutes } from './rolebindings.ts';
 import { addServiceAccountRoutes } from './serviceaccounts.ts';
 import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs.ts';
+import { addVMPoolRoutes } from './vmpools.ts';
 import { addVMRoutes, PICTURES, type VMParts } from './vms/routes.ts';
 
 /**
@@ -219,6 +220,7 @@ function addRoutes(
   addImageCacheRoutes(app, services);
   addVMRoutes(app, services, { deploys, pictures });
   addVMConfigRoutes(app, services);
+  addVMPoolRoutes(app, services);
   addImageRoutes(app, services, transfers);
   addEmulatorRoutes(app, services);
   addRegistryCredentialRoutes(app);

@@ -27,6 +27,8 @@ export interface KindContent {
    */
   rules: readonly CelRule[];
   columns: readonly PrinterColumn[];
+  /** Whether `spec.replicas` can be changed by the subresource `scale`, for example by an autoscaler. */
+  isScalable?: true;
 }
 
 /** A kind, with the names that the URLs and the objects of the kind contain. */

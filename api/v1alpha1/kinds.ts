@@ -12,6 +12,7 @@ import {
   RUNNER_SETS,
   SERVERS,
   VM_CONFIGS,
+  VM_POOLS,
   VMS,
   VM_SNAPSHOTS,
 } from './resources.ts';
@@ -20,6 +21,7 @@ import { SERVER_KIND } from './server.ts';
 import { vmKind } from './vm.ts';
 import { vmConfigKind } from './vmconfig.ts';
 import { VM_SNAPSHOT_KIND } from './vmsnapshot.ts';
+import { vmPoolKind } from './vmpool.ts';
 
 /** Returns all kinds of the API group `berth.dev`. `dpiMaximum` is the largest DPI that a display can have. */
 export function kinds(dpiMaximum: DisplayDpiMaximum): readonly KindDefinition[] {
@@ -31,6 +33,7 @@ export function kinds(dpiMaximum: DisplayDpiMaximum): readonly KindDefinition[] 
     { ...ISOS, ...ISO_KIND },
     { ...IMAGE_CACHE_ENTRIES, ...IMAGE_CACHE_ENTRY_KIND },
     { ...EMULATORS, ...EMULATOR_KIND },
+    { ...VM_POOLS, ...vmPoolKind(dpiMaximum) },
     { ...SERVERS, ...SERVER_KIND },
     { ...RUNNER_SETS, ...RUNNER_SET_KIND },
   ];

@@ -233,6 +233,18 @@ export const ADOPTIONS = 'berth-adoptions';
  */
 export const CREATED_BY_ANNOTATION = 'berth.dev/created-by';
 
+/** Label of the VMs that a VMPool keeps ready. Its value is the name of the VMPool. A claim removes it. */
+export const POOL_LABEL = 'berth.dev/pool';
+/** Label of a VM that a VMPool made. Its value is the revision of the pool's template and image from which the VM was made. */
+export const POOL_REVISION_LABEL = 'berth.dev/pool-revision';
+/** Label of a VM that somebody claimed from a VMPool. Its value is the name of the VMPool. */
+export const CLAIMED_FROM_LABEL = 'berth.dev/claimed-from';
+/**
+ * Annotation of a claimed VM. Its value is the name of the user who claimed the VM. An admission policy lets users write only their own
+ * name, and only in the request that takes the VM out of its pool.
+ */
+export const CLAIMED_BY_ANNOTATION = 'berth.dev/claimed-by';
+
 /** Label of a VM. Its value is the name of the scale set of runners to which the VM belongs. Metrics count the VMs of each scale set. */
 export const SCALE_SET_LABEL = 'berth.dev/scale-set';
 

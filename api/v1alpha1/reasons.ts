@@ -8,6 +8,7 @@ import { CACHE_REASONS, FETCH_REASONS, IMAGE_REASONS } from './reasons/image.ts'
 import { EMULATOR_REASONS, STATES } from './reasons/states.ts';
 import { FAILURES, FAULTS, REFUSALS } from './reasons/failures.ts';
 import { HOST_REASONS, ROLE_REASONS, SERVER_REASONS } from './reasons/host.ts';
+import { POOL_REASONS } from './reasons/pool.ts';
 import { RUNNER_REASONS } from './reasons/runners.ts';
 import { SNAPSHOT_REASONS } from './reasons/snapshot.ts';
 
@@ -18,6 +19,7 @@ export type ReasonKind =
   | 'ImageCacheEntry'
   | 'Emulator'
   | 'VMSnapshot'
+  | 'VMPool'
   | 'Server'
   | 'RunnerSet'
   | 'Pod'
@@ -82,6 +84,7 @@ export const REASONS = {
   ...EMULATOR_REASONS,
   ...ROLE_REASONS,
   ...SERVER_REASONS,
+  ...POOL_REASONS,
   ...RUNNER_REASONS,
 } satisfies Readonly<Record<string, ReasonEntry>>;
 

@@ -12,6 +12,7 @@ import type { Server } from './server.ts';
 import type { VM } from './vm.ts';
 import type { VMConfig } from './vmconfig.ts';
 import type { VMSnapshot } from './vmsnapshot.ts';
+import type { VMPool } from './vmpool.ts';
 
 /**
  * Names from which a client builds the URLs of a kind's objects. The field `example` is never set. It exists only so that TypeScript can
@@ -32,6 +33,7 @@ export const ISOS = kindResource<ISO>('ISO', 'isos');
 export const VM_SNAPSHOTS = kindResource<VMSnapshot>('VMSnapshot', 'vmsnapshots');
 export const EMULATORS = kindResource<Emulator>('Emulator', 'emulators');
 export const IMAGE_CACHE_ENTRIES = kindResource<ImageCacheEntry>('ImageCacheEntry', 'imagecacheentries');
+export const VM_POOLS = kindResource<VMPool>('VMPool', 'vmpools');
 export const RUNNER_SETS = kindResource<RunnerSet>('RunnerSet', 'runnersets');
 export const SERVERS = kindResource<Server>('Server', 'servers', false);
 

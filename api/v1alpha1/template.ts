@@ -86,6 +86,12 @@ const vmPlacementSchema = z.object(placementFields).meta({
   description: 'Rules that select a host for the machine. Each omitted field has the value of the VMConfig.',
 });
 
+const { node: _node, ...anyHost } = placementFields;
+/** Placement of VMs of which there are several. It names no host, because a host has room for a few of them only. */
+export const templatePlacementSchema = z.object(anyHost).meta({
+  description: 'Rules that select a host for each VM. Each omitted field has the value of the VMConfig.',
+});
+
 const networkSchema = z
   .object({
     mode: choice(

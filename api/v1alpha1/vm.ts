@@ -16,7 +16,7 @@ import { atLeast, type CelRule, documented, immutable, isSame } from './schema.t
 import { ONE_USER_DATA, PORTS_NEED_NAT, vmShape } from './template.ts';
 import { type VMStatus, vmStatusSchema } from './vmstatus.ts';
 
-const HAS_SOURCE: CelRule = {
+export const HAS_SOURCE: CelRule = {
   rule: 'has(self.image) || has(self.iso) || has(self.configRef)',
   message: 'at least one of image, iso and configRef must be set',
   reason: 'FieldValueRequired',

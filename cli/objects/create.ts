@@ -28,10 +28,18 @@ export async function createNamed<T extends KubeObject>(
   object: Unsaved<T>,
   { signal }: { readonly signal: AbortSignal },
 ): Promise<T> {
+  const username = await readUsername({ client }, signal);
+  return await createBy(client, username, type, object, { signal: UNINTERRUPTED });
+}
+
+/** Returns the name of the user, as the cluster knows it. @throws ApiError; the signal's reason when the signal aborts. */
+export async function readUsername(
+  { client }: Pick<UserCluster, 'client'>,
+  signal: AbortSignal,
+): Promise<string> {
   const { status } = await client.create(SELF_SUBJECT_REVIEWS, { metadata: {} }, { signal });
   signal.throwIfAborted();
-  const username = status?.userInfo?.username ?? '';
-  return await createBy(client, username, type, object, { signal: UNINTERRUPTED });
+  return status?.userInfo?.username ?? '';
 }
 
 export interface FileFlag {

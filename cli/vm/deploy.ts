@@ -351,7 +351,7 @@ async function requireHost(cluster: UserCluster, name: string, signal: AbortSign
 }
 
 /** Deletes the VM, and returns a sentence about the result. Never rejects. */
-async function removeFailed({ client }: UserCluster, vm: VM): Promise<string> {
+export async function removeFailed({ client }: UserCluster, vm: VM): Promise<string> {
   const { name } = vm.metadata;
   try {
     await discard(client, vm, AbortSignal.timeout(LAST_WRITE_MILLISECONDS));
@@ -365,7 +365,7 @@ async function removeFailed({ client }: UserCluster, vm: VM): Promise<string> {
  * Returns the error for the user. `left` is the sentence about the deletion. `minutes` is the time limit if the deployment ended at this
  * limit. Otherwise `minutes` is undefined.
  */
-function failureOf(
+export function failureOf(
   error: unknown,
   vm: VM,
   { left, minutes }: { left: string; minutes: number | undefined },

@@ -271,6 +271,7 @@ const TITLES: Readonly<Record<ReasonKind, string>> = {
   ImageCacheEntry: 'ImageCacheEntry',
   Emulator: 'Emulator',
   VMSnapshot: 'VMSnapshot',
+  VMPool: 'VMPool',
   Server: 'Server',
   RunnerSet: 'RunnerSet',
   Node: 'Node',

@@ -92,7 +92,7 @@ export const ORDER: Readonly<Record<string, string>> = {
   'api/v1alpha1': 'reasons < .',
   kube: 'certificates < . < serving',
   operator:
-    'config < objects < tasks roles < image host < podbacked < vm < snapshot server imagecache imagestorage certificates emulator foreignpods < .',
+    'config < objects < tasks roles < image host < podbacked < vm < snapshot server imagecache imagestorage certificates emulator foreignpods < pool < .',
   'operator/server': 'drivers < . < demand',
   agent: 'disks processes seed < console network < drivers images < tasks < pods node identity < kubelet < .',
   'agent/drivers': '. < qemu emulator',
@@ -103,7 +103,7 @@ export const ORDER: Readonly<Record<string, string>> = {
   runners: 'config.ts < github < .',
   server:
     'config.ts < http < dialect callers < own < documentation.ts services.ts < images imagecache power vms < .',
-  cli: '. < objects < namespace.ts node.ts image.ts vmconfig.ts < vm imagecache login support < config.ts emulator.ts gitlab.ts registry.ts rolebinding.ts secret.ts server.ts serviceaccount.ts program.ts main.ts',
+  cli: '. < objects < namespace.ts node.ts image.ts vmconfig.ts < vm imagecache login support < config.ts emulator.ts gitlab.ts pool.ts registry.ts rolebinding.ts secret.ts server.ts serviceaccount.ts program.ts main.ts',
   'hack/cluster': 'processes.ts < toolchain < providers < . < nodes < index.ts',
 };
 

@@ -80,7 +80,7 @@ const REPEAT_MILLISECONDS = 30 * 60_000;
 interface RefusalsOptions {
   readonly recorder: Recorder;
   /** Kind of the objects that the operator creates for the object. */
-  readonly dependent: 'Pod' | 'Job';
+  readonly dependent: 'Pod' | 'Job' | 'VM';
   /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
 }

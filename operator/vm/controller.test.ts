@@ -7,7 +7,6 @@ import type { Controller } from '../../kube/controller.ts';
 import { type Node, NODES, type Pod } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { keyOf, type KubeObject, type Ref, type Resource } from '../../kube/objects.ts';
-import { UNBOUND } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { macAddressOf } from './abandoned.ts';
 import { VMReconciler, type VMControllerOptions } from './controller.ts';
@@ -34,15 +33,7 @@ function podOf(vm: VM): Pod {
     startingHosts: () => [],
     isDedicated: () => false,
   };
-  const unknown = {
-    ...UNBOUND,
-    pod: undefined,
-    successor: undefined,
-    nameTakenBy: undefined,
-    resizeRefused: undefined,
-    snapshots: [],
-  };
-  const resolved = resolve({ ...world, ...unknown, portHolder: none });
+  const resolved = resolve(world);
   if (isUnresolved(resolved)) {
     throw new Error(resolved.message);
   }

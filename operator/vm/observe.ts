@@ -198,7 +198,11 @@ async function readPod({ client }: VMSources, vm: VM): Promise<Pod | undefined> 
   return pod?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid ? pod : undefined;
 }
 
-function lookups({ vmConfigs, images, isos, config }: VMSources, namespace: string): Lookups {
+/** Returns the lookups of a namespace in the caches. */
+export function lookups(
+  { vmConfigs, images, isos, config }: Pick<VMSources, 'vmConfigs' | 'images' | 'isos' | 'config'>,
+  namespace: string,
+): Lookups {
   const fallback = config.namespaces.default;
   return {
     vmConfig: (name, from) => vmConfigs.cache.get(`${from}/${name}`),

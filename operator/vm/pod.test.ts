@@ -3,7 +3,6 @@ import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { parseConfig } from '../config/config.ts';
-import type { ObservedVM } from './observe.ts';
 import { buildPod } from './pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 
@@ -41,7 +40,7 @@ function podOf({
     vm,
     lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     config,
-  } as unknown as ObservedVM);
+  });
   if (isUnresolved(resolved)) {
     throw new Error(resolved.message);
   }

@@ -64,6 +64,9 @@ export interface Unresolved {
   readonly message: string;
 }
 
+/** The parts of the observed state that decide how a VM is resolved. */
+export type Resolvable = Pick<ObservedVM, 'vm' | 'lookups' | 'config'>;
+
 export function isUnresolved(value: Resolved | Unresolved): value is Unresolved {
   return 'reason' in value;
 }
@@ -82,7 +85,7 @@ function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field)
   return layers.find((layer) => layer[field] !== undefined)?.[field];
 }
 
-export function resolve(observed: ObservedVM): Resolved | Unresolved {
+export function resolve(observed: Resolvable): Resolved | Unresolved {
   const { spec } = observed.vm;
   const config = findConfig(observed);
   if (spec.configRef !== undefined && config === undefined) {
@@ -119,7 +122,7 @@ function imageLayers({ imageObject, isoObject }: ResolvedImages): Layer[] {
  * Finds the VMConfig of a VM. If the VM states no namespace for it, the function searches the VM's own namespace, then the default
  * namespace.
  */
-export function findConfig({ vm, lookups, config }: ObservedVM): VMConfig | undefined {
+export function findConfig({ vm, lookups, config }: Resolvable): VMConfig | undefined {
   const ref = vm.spec.configRef;
   if (ref === undefined) {
     return undefined;
@@ -131,7 +134,7 @@ export function findConfig({ vm, lookups, config }: ObservedVM): VMConfig | unde
     .find((found) => found !== undefined);
 }
 
-function networkFault(observed: ObservedVM, resolved: Resolved): Unresolved | undefined {
+function networkFault(observed: Resolvable, resolved: Resolved): Unresolved | undefined {
   return portsNeedNAT(resolved) ?? unsupportedMode(resolved) ?? portNotReservable(observed, resolved);
 }
 
@@ -152,7 +155,7 @@ function unsupportedMode({ networkMode }: Resolved): Unresolved | undefined {
   return { kind: 'terminal', reason: 'NetworkModeUnsupported', message };
 }
 
-function portNotReservable({ config }: ObservedVM, resolved: Resolved): Unresolved | undefined {
+function portNotReservable({ config }: Resolvable, resolved: Resolved): Unresolved | undefined {
   const faults = reservedPorts(resolved).map(({ hostPort }) => whyNotReservable(config.ports, hostPort));
   const message = faults.filter((fault) => fault !== undefined).join('; ');
   return message === '' ? undefined : { kind: 'terminal', reason: 'PortNotReservable', message };
@@ -170,7 +173,7 @@ interface ResolvedImages {
   readonly isoObject: ISO | undefined;
 }
 
-function resolveImages(observed: ObservedVM, config: VMConfigSpec | undefined): ResolvedImages | Unresolved {
+function resolveImages(observed: Resolvable, config: VMConfigSpec | undefined): ResolvedImages | Unresolved {
   const { image, iso } = imageGroup(observed, config);
   if (image === undefined && iso === undefined) {
     const message =
@@ -193,7 +196,7 @@ function named<T>(name: string | undefined, lookup: (name: string) => T | undefi
 }
 
 function imageGroup(
-  observed: ObservedVM,
+  observed: Resolvable,
   config: VMConfigSpec | undefined,
 ): { image?: string | undefined; iso?: string | undefined } {
   const { spec } = observed.vm;
@@ -205,7 +208,7 @@ function resolvedImage(
   kind: string,
   name: string | undefined,
   object: Image | ISO | undefined,
-  { vm, config: { namespaces } }: ObservedVM,
+  { vm, config: { namespaces } }: Resolvable,
 ): ResolvedImage | Unresolved | undefined {
   if (name === undefined) {
     return undefined;

@@ -135,13 +135,7 @@ const WORLD = {
 
 /** Returns the Pod as the API server stores it, with all fields that scheduler and agent write. */
 function podOf({ isBound, isDeleted, phase, state, conditions }: Sample): Pod {
-  const resolved = resolve({
-    ...WORLD,
-    vm: VIRTUAL_MACHINE,
-    pod: undefined,
-    ...UNBOUND,
-    successor: undefined,
-  });
+  const resolved = resolve({ ...WORLD, vm: VIRTUAL_MACHINE });
   if (isUnresolved(resolved)) {
     throw new Error(resolved.message);
   }

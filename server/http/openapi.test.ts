@@ -87,7 +87,15 @@ it('begins with a guide for newcomers, and tells what each group of operations i
 });
 
 /** Names in the README of what the demo has, and a name that a server chooses. */
-const OF_THE_DEMO = ['platform-default', 'hello', 'demo-guest', 'demo-host', 'berth-role-dev', 'vm-push-1'];
+const OF_THE_DEMO = [
+  'platform-default',
+  'hello',
+  'demo-guest',
+  'demo-host',
+  'berth-role-dev',
+  'vm-push-1',
+  'ci',
+];
 
 it('names in its examples what the demo has or another example makes, and deletes only the latter', () => {
   const all = Object.entries(operations);

@@ -10,6 +10,8 @@ export const SAMPLE = {
   image: 'demo-guest',
   /** The server chooses the names of pushes, so that no sample can know one. */
   push: 'vm-push-1',
+  /** Only kubectl and the command make pools, so that no sample can make one. */
+  pool: 'ci',
   /**
    * Names of objects that the samples make. Samples that read or change an object name one of the demo, or one of these. The samples delete
    * no other objects, so that a reader keeps the demo.

@@ -1,9 +1,17 @@
-/** Watches the Nodes of hosts, the Pods on hosts and namespaces, with the server's own identity. */
+/** Watches the Nodes of hosts, the Pods on hosts, namespaces and the VMs of pools, with the server's own identity. */
 import type { Logger } from 'pino';
 import { listedImages } from '../../api/v1alpha1/reference.ts';
-import { CORDONED_FOR_ANNOTATION, HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
+import {
+  CORDONED_FOR_ANNOTATION,
+  HOST_MARK,
+  HOST_VALUE,
+  POOL_LABEL,
+  WORKLOAD_LABEL,
+} from '../../api/v1alpha1/names.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import { isHostCondition } from '../../api/http/host.ts';
-import { keepFields } from '../../kube/objects.ts';
+import { keepFields, type Ref } from '../../kube/objects.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { NAMESPACES, type Namespace, NODES, type Node, PODS, type Pod } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
@@ -11,11 +19,14 @@ import { StatusError } from '../http/errors.ts';
 
 /** Name of the index that finds Pods by the Node to which they are bound. */
 const PODS_BY_NODE = 'node';
+/** Name of the index that finds VMs by the key (`namespace/name`) of the pool in their label. */
+const VMS_BY_POOL = 'pool';
 
 export class ServerWatches {
   readonly #nodes: Informer<Node>;
   readonly #pods: Informer<Pod>;
   readonly #namespaces: Informer<Namespace>;
+  readonly #poolVMs: Informer<VM>;
   #isFilled = false;
 
   constructor(client: KubeClient, logger: Logger) {
@@ -31,10 +42,18 @@ export class ServerWatches {
       indexes: { [PODS_BY_NODE]: ({ spec: { nodeName } }) => (nodeName === undefined ? [] : [nodeName]) },
     });
     this.#namespaces = new Informer(client, NAMESPACES, { logger });
+    this.#poolVMs = new Informer(client, VMS, {
+      logger,
+      labelSelector: POOL_LABEL,
+      transform: trimVM,
+      indexes: {
+        [VMS_BY_POOL]: ({ metadata: { namespace, labels } }) => [`${namespace}/${labels?.[POOL_LABEL]}`],
+      },
+    });
   }
 
   start(signal: AbortSignal): void {
-    const informers = [this.#nodes, this.#pods, this.#namespaces];
+    const informers = [this.#nodes, this.#pods, this.#namespaces, this.#poolVMs];
     informers.forEach((informer) => informer.start(signal));
     Promise.all(informers.map(({ synced }) => synced)).then(
       () => {
@@ -69,6 +88,12 @@ export class ServerWatches {
   /** Returns the Pods of machines and tasks that are bound to the host. */
   podsOn(host: string): readonly Readonly<Pod>[] {
     return this.#pods.cache.byIndex(PODS_BY_NODE, host);
+  }
+
+  /** Returns the VMs with the label of the pool. @throws StatusError 503 before all watched objects have been read. */
+  membersOf({ namespace, name }: Required<Ref>): readonly Readonly<VM>[] {
+    this.#requireFilled();
+    return this.#poolVMs.cache.byIndex(VMS_BY_POOL, `${namespace}/${name}`);
   }
 
   /** Returns all namespaces of the cluster. @throws StatusError 503 before all watched objects have been read. */
@@ -118,4 +143,11 @@ function trimPod({ apiVersion, kind, metadata, spec, status }: Pod): Pod {
     },
     ...(status?.phase === undefined ? {} : { status: { phase: status.phase } }),
   };
+}
+
+/** Keeps only the fields of a pool's VM that a claim reads. */
+function trimVM({ apiVersion, kind, metadata, spec, status }: VM): VM {
+  const { annotations: _annotations, finalizers: _finalizers, ...kept } = metadata;
+  const conditions = status?.conditions?.filter(({ type }) => type === 'Ready');
+  return { apiVersion, kind, metadata: kept, spec: keepFields(spec, ['powerState']), status: { conditions } };
 }

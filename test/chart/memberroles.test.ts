@@ -76,7 +76,16 @@ function binding(
 
 const READ = ['get', 'list', 'watch'];
 const WRITE = ['create', 'update', 'patch', 'delete'];
-const KINDS = ['vms', 'vmconfigs', 'vmsnapshots', 'images', 'isos', 'emulators', 'imagecacheentries'];
+const KINDS = [
+  'vms',
+  'vmconfigs',
+  'vmsnapshots',
+  'images',
+  'isos',
+  'emulators',
+  'imagecacheentries',
+  'vmpools',
+];
 
 /** Returns every right to the resources with the verbs. `where` is ` in NAMESPACE`, ` named NAME`, both or empty. */
 function rights(verbs: readonly string[], resources: readonly string[], where = ` in ${OWN}`): string[] {

@@ -77,7 +77,16 @@ function binding(kind: 'RoleBinding' | 'ClusterRoleBinding', role: string, { use
   };
 }
 
-const KINDS = ['vms', 'vmconfigs', 'vmsnapshots', 'images', 'isos', 'emulators', 'imagecacheentries'];
+const KINDS = [
+  'vms',
+  'vmconfigs',
+  'vmsnapshots',
+  'images',
+  'isos',
+  'emulators',
+  'imagecacheentries',
+  'vmpools',
+];
 
 describe('the table', () => {
   const table: [string, Person, string[], string[]][] = [
@@ -127,6 +136,8 @@ describe('the table', () => {
       'operator',
       OPERATOR,
       [
+        // VMs of VMPools.
+        `create vms.berth.dev in ${OWN}`,
         `delete vms.berth.dev in ${OWN}`,
         `patch vms/status.berth.dev in ${OWN}`,
         // Images with ttlSecondsAfterFinished.
@@ -152,7 +163,7 @@ describe('the table', () => {
         `patch secrets in ${OWN}`,
         `delete secrets in ${OWN}`,
         `list secrets in ${SYSTEM}`,
-        `create vms.berth.dev in ${OWN}`,
+        `create vmpools.berth.dev in ${OWN}`,
         `create images.berth.dev in ${OWN}`,
         `delete isos.berth.dev in ${OWN}`,
         `create pods/exec in ${OWN}`,

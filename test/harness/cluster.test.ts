@@ -59,6 +59,7 @@ describe('a cluster', () => {
         'runnersets',
         'servers',
         'vmconfigs',
+        'vmpools',
         'vms',
         'vmsnapshots',
       ].map((kind) => `${kind}.berth.dev`),

@@ -481,6 +481,7 @@ describe('kubectl', () => {
         'runnersets runset',
         'servers srv',
         'vmconfigs vmc',
+        'vmpools vmp',
         'vms vm',
         'vmsnapshots vmsnap',
       ].toSorted(),

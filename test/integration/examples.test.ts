@@ -22,7 +22,7 @@ beforeAll(async () => {
 test.each(EXAMPLES)('%s is accepted, and its last lines say how to use it', async (file) => {
   const path = join(ROOT, file);
   const { stdout } = await cluster.kubectl(['apply', '--dry-run=server', '--validate=strict', '-f', path]);
-  expect(stdout).toMatch(/^(vm|server).berth.dev\/\S+ created/m);
+  expect(stdout).toMatch(/^(vm|vmpool|server).berth.dev\/\S+ created/m);
   const text = await readFile(path, 'utf8');
   expect(text.slice(text.lastIndexOf('\n\n'))).toMatch(/^\s*# (Reach|Use) it[^]*\n#   (kubectl|ssh|curl) /);
 });

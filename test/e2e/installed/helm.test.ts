@@ -63,6 +63,7 @@ const KINDS = [
   'runnersets',
   'servers',
   'vmconfigs',
+  'vmpools',
   'vms',
   'vmsnapshots',
 ];
