@@ -42,10 +42,14 @@ const SINGLE: ReadonlySet<string> = new Set([
   'aliveUntil',
   'restartRequestedAt',
   'revertRequestedAt',
+  'revertTo',
 ]);
 
 /** Spec of a VM as a template has it. */
-export type VMTemplateSpec = Omit<VMSpec, 'serialNumber' | 'restartRequestedAt' | 'revertRequestedAt'>;
+export type VMTemplateSpec = Omit<
+  VMSpec,
+  'serialNumber' | 'restartRequestedAt' | 'revertRequestedAt' | 'revertTo'
+>;
 
 function values(description: string, length: number, pattern?: RegExp) {
   const value = z.string().max(length);
