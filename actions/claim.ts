@@ -48,6 +48,15 @@ export interface ClaimRequest {
   readonly signal: AbortSignal;
 }
 
+/** Returns the VMs with the label of the pool, as the API server has them now. */
+export async function listMembers(
+  client: KubeClient,
+  { metadata: { namespace = '', name } }: Readonly<VMPool>,
+  signal: AbortSignal,
+): Promise<readonly VM[]> {
+  return (await client.list(VMS, { namespace, labelSelector: `${POOL_LABEL}=${name}`, signal })).items;
+}
+
 /** A VM that belongs to the caller alone. It can still have to resume or to boot: see {@link untilUsable}. */
 export interface Claim {
   readonly vm: VM;

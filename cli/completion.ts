@@ -67,6 +67,7 @@ const FLAG_SOURCES: Readonly<Record<string, Source>> = {
   '--tags': TAGS,
   'vm deploy --config': namesOf('vmconfig'),
   'vm run --config': namesOf('vmconfig'),
+  'vm run --pool': namesOf('pool'),
   'gitlab prepare --config': namesOf('vmconfig'),
   'vm create --config': namesOf('vmconfig'),
   '--vm': namesOf('vm'),

@@ -1,12 +1,10 @@
 /** The noun `pool`: VMPools, which keep VMs ready. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { type Claim, claimVM, untilUsable } from '../actions/claim.ts';
+import { type Claim, claimVM, listMembers, untilUsable } from '../actions/claim.ts';
 import { progressOf } from '../actions/deploy.ts';
 import { notReadyMessage, notReadyReason } from '../api/http/conditions.ts';
 import type { VMClaimQuery } from '../api/http/vmpool.ts';
-import { DEPLOY_MINUTES_MAXIMUM } from '../api/v1alpha1/fields.ts';
-import { POOL_LABEL } from '../api/v1alpha1/names.ts';
-import { VM_POOLS, VMS } from '../api/v1alpha1/resources.ts';
+import { VM_POOLS } from '../api/v1alpha1/resources.ts';
 import { POOL_DEFAULTS, POOL_REPLICAS_MAXIMUM } from '../api/v1alpha1/poolmembers.ts';
 import type { VMPool } from '../api/v1alpha1/vmpool.ts';
 import { type UserCluster, withCluster } from './cluster.ts';
@@ -21,7 +19,8 @@ import { print } from './output.ts';
 import { progressLine } from './progress.ts';
 import type { Terminal } from './terminal.ts';
 import { age } from './text.ts';
-import { failureOf, removeFailed } from './vm/deploy.ts';
+import { checkTimeout, failureOf, removeFailed } from './vm/deploy.ts';
+import { tellIfCold } from './vm/heldvm.ts';
 import { VM_KIND } from './vm/kind.ts';
 
 /** Default time limit of a claim in minutes, as that of a deployment. */
@@ -120,25 +119,20 @@ async function claim(
   name: string,
   { whenEmpty, aliveUntil, timeout: minutes = TIMEOUT_MINUTES }: ClaimFlags,
 ): Promise<void> {
-  if (minutes < 1 || minutes > DEPLOY_MINUTES_MAXIMUM) {
-    throw new CommandError(
-      `--timeout ${minutes} must be from 1 to ${DEPLOY_MINUTES_MAXIMUM} minutes`,
-      EXIT.usage,
-    );
-  }
+  checkTimeout(minutes);
   const late = AbortSignal.timeout(minutes * 60_000);
   const signal = AbortSignal.any([terminal.signal, late]);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     const username = await readUsername(cluster, signal);
-    const membersOf = async () => await readMembers(cluster, name, signal);
+    const membersOf = async (pool: VMPool) => await listMembers(cluster.client, pool, signal);
     const request = { namespace, pool: name, whenEmpty, aliveUntil, minutes, signal };
     const claimed = await claimVM({ ...cluster, username, membersOf }, request).catch((error: unknown) => {
       const text = `No VM of pool ${name} was ready within ${minutes} minutes`;
       throw error === late.reason ? new CommandError(text, EXIT.noAnswer) : error;
     });
-    if (claimed.isCold && (globals.output === 'table' || globals.output === 'wide')) {
-      terminal.err(`No VM of pool ${name} was ready, so VM ${claimed.vm.metadata.name} is new and boots\n`);
+    if (globals.output === 'table' || globals.output === 'wide') {
+      tellIfCold(terminal, name, claimed);
     }
     const vm = await waitForUse(terminal, cluster, claimed, { signal, late, minutes, aliveUntil });
     await print(terminal, globals.output, listingOf(VM_KIND, [vm]));
@@ -176,11 +170,6 @@ async function waitForUse(
   } finally {
     progress.end();
   }
-}
-
-async function readMembers({ client, namespace }: UserCluster, pool: string, signal: AbortSignal) {
-  const options = { namespace, labelSelector: `${POOL_LABEL}=${pool}`, signal };
-  return (await client.list(VMS, options)).items;
 }
 
 async function scale(terminal: Terminal, globals: Globals, name: string, replicas: number): Promise<void> {

@@ -80,9 +80,10 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
 
 function addRun(noun: Command, terminal: Terminal): void {
   addMachineFlags(noun.command('run'))
-    .description('Run a command in a new VM, end with its exit code, and delete the VM')
+    .description('Run a command in a VM of its own, end with its exit code, and delete the VM')
     .argument('<command...>', 'command after --, with its arguments')
     .option('--config <name>', 'VM config with values for the flags that are not given')
+    .option('--pool <name>', 'pool that gives the VM, instead of flags for a new one')
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', parsePairs)
     .option('--timeout <minutes>', 'longest wait in minutes until the VM is Ready (default: 10)', wholeNumber)
     .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')

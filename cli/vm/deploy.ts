@@ -93,6 +93,11 @@ function check({ image, iso, config, timeout, ...keys }: DeployFlags): void {
     throw new CommandError('Name the source of the VM: --image, --iso or --config', EXIT.usage);
   }
   checkKeys(keys);
+  checkTimeout(timeout);
+}
+
+/** @throws CommandError when the time limit in minutes is out of bounds. */
+export function checkTimeout(timeout: number | undefined): void {
   if (timeout !== undefined && (timeout < 1 || timeout > DEPLOY_MINUTES_MAXIMUM)) {
     throw new CommandError(
       `--timeout ${timeout} must be from 1 to ${DEPLOY_MINUTES_MAXIMUM} minutes`,

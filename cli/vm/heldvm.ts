@@ -1,9 +1,11 @@
 /** VMs that commands make for a job: they live while somebody prolongs their life, and are used over SSH. */
 import { join } from 'node:path';
+import { type Claim, claimVM, listMembers, untilUsable } from '../../actions/claim.ts';
 import { discard, lateMessage, untilRunning } from '../../actions/deploy.ts';
 import { ActionError } from '../../actions/error.ts';
 import { endOfLife, holdVM } from '../../actions/hold.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMPool } from '../../api/v1alpha1/vmpool.ts';
 import { repeated } from '../../kube/patience.ts';
 import type { UserCluster } from '../cluster.ts';
 import { CommandError, described, type ExitCode, explained, RUN_EXIT } from '../errors.ts';
@@ -11,6 +13,7 @@ import type { Globals } from '../globals.ts';
 import { estimator, progressLine } from '../progress.ts';
 import type { Terminal } from '../terminal.ts';
 import { createVM, formatLine } from './deploy.ts';
+import { readUsername } from '../objects/create.ts';
 import { GuestShell } from './guestshell.ts';
 import { optionsFor, userOf } from './ssh.ts';
 
@@ -61,6 +64,31 @@ export async function createHeld(
 }
 
 /**
+ * Claims a VM of the pool with a life, or makes a new one of the same template if none is ready, and tells the user.
+ *
+ * @throws CommandError when there is no such pool, or the API server refuses the claim; the signal's reason when it aborts.
+ */
+export async function claimHeld(job: GuestJob, pool: string, signal: AbortSignal): Promise<Claim> {
+  const { cluster, minutes, terminal } = job;
+  const { namespace, client } = cluster;
+  const membersOf = async (from: VMPool) => await listMembers(client, from, signal);
+  const request = { namespace, pool, whenEmpty: 'deploy', minutes, signal } as const;
+  const claim = await stage(RUN_EXIT.noVM, signal, async () => {
+    const username = await readUsername(cluster, signal);
+    return await claimVM({ ...cluster, username, membersOf }, { ...request, aliveUntil: endOfLife(job) });
+  });
+  tellIfCold(terminal, pool, claim);
+  return claim;
+}
+
+/** Tells the user that the pool had no ready VM. */
+export function tellIfCold({ err }: Pick<Terminal, 'err'>, pool: string, { vm, isCold }: Claim): void {
+  if (isCold) {
+    err(`No VM of pool ${pool} was ready, so VM ${vm.metadata.name} is new and boots\n`);
+  }
+}
+
+/**
  * Runs `work` and prolongs the life of the VM meanwhile. The signal of `work` also aborts when the VM is lost.
  *
  * @throws errors of `work`.
@@ -84,22 +112,33 @@ export async function whileHeld<T>(
   }
 }
 
+/** A VM that is used for a job. */
+export interface Used {
+  /** Last known version. */
+  vm: VM;
+  /** Claim that took the VM out of a pool. A suspended VM of a pool is Ready only after it has resumed. */
+  readonly claim?: Claim;
+}
+
 /** Waits until the VM is Ready. @throws CommandError with the code for the failure; the signal's reason when it aborts. */
 export async function untilReady(
   { terminal, cluster, minutes }: GuestJob,
-  latest: { vm: VM },
+  latest: Used,
   signal: AbortSignal,
 ): Promise<void> {
   const late = AbortSignal.timeout(minutes * 60_000);
   const progress = progressLine(terminal);
   const estimate = estimator();
   try {
-    await untilRunning(latest, {
+    const wait = {
       ...cluster,
-      wanted: { waitFor: 'ready' },
       signal: AbortSignal.any([signal, late]),
-      onVersion: (vm) => progress.show(formatLine(vm, estimate)),
-    });
+      onVersion: (vm: VM) => progress.show(formatLine(vm, estimate)),
+    };
+    const { claim } = latest;
+    await (claim === undefined || claim.isCold
+      ? untilRunning(latest, { ...wait, wanted: { waitFor: 'ready' } })
+      : untilUsable(latest, claim, { ...wait, waitFor: 'ready', aliveUntil: undefined }));
   } catch (error) {
     signal.throwIfAborted();
     throw late.aborted

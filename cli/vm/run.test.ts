@@ -28,6 +28,8 @@ it.each([
   [[], 201, 'The API server does not answer'],
   [['--env-secret', 'job'], 208, 'The API server does not answer'],
   [['--copy', '/does/not/exist:/x'], 2, '--copy /does/not/exist: ENOENT'],
+  [['--pool', 'ci'], 2, 'Use only one of --pool and --image'],
+  [['--timeout', '0'], 2, '--timeout 0 must be from 1'],
   [['--copy', 'one'], 2, 'It must be SOURCE:TARGET'],
   [['--copy', '/dev/null:/x'], 2, 'must be a file or a folder'],
 ])('tells with %j by its exit code why the command did not run', async (args, code, says) => {

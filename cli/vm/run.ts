@@ -1,5 +1,5 @@
 /**
- * Runs one command in a VM of its own: makes the VM, waits until it is Ready, runs the command by ssh, and deletes the VM. While the command
+ * Runs one command in a VM of its own: makes the VM or claims it from a pool, waits until it is Ready, runs the command by ssh, and deletes the VM. While the command
  * runs, this process prolongs the life of the VM. If this process is killed, the operator therefore deletes the VM.
  */
 import { randomBytes } from 'node:crypto';
@@ -8,17 +8,18 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { LIFE_MILLISECONDS, prolong } from '../../actions/hold.ts';
 import { timeoutMinutes } from '../../api/http/vmspec.ts';
-import type { VM } from '../../api/v1alpha1/vm.ts';
 import { SECRETS } from '../../kube/core.ts';
 import { type UserCluster, withCluster } from '../cluster.ts';
-import { CommandError, described, Interrupted, ProgramEnded, RUN_EXIT } from '../errors.ts';
+import { CommandError, described, EXIT, Interrupted, ProgramEnded, RUN_EXIT } from '../errors.ts';
 import type { Copy } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
-import { bodyOf, type DeployFlags, readOwnKey, vmFrom } from './deploy.ts';
+import { bodyOf, checkTimeout, type DeployFlags, readOwnKey, vmFrom } from './deploy.ts';
+import { addKeys } from './exec.ts';
 import { copyIn, copyOut, requireSources } from './guestfiles.ts';
 import { type GuestShell, inShell, makeKey } from './guestshell.ts';
 import {
+  claimHeld,
   createHeld,
   type GuestJob,
   keyIn,
@@ -26,11 +27,14 @@ import {
   removeVM,
   stage,
   untilReady,
+  type Used,
   whileHeld,
 } from './heldvm.ts';
 import { quoted } from './ssh.ts';
 
 export interface RunFlags extends DeployFlags {
+  /** Name of a VMPool. Its template has all fields of the VM. */
+  readonly pool?: string;
   readonly user?: string;
   readonly identity?: string;
   /** Name of the Secret whose entries are environment variables of the command. */
@@ -53,6 +57,19 @@ const VARIABLE = /^[A-Za-z_][A-Za-z0-9_]*$/;
 /** Number of random bytes in the name of the folder for environment variables. */
 const FOLDER_BYTES = 8;
 
+/** Flags that `--pool` leaves a meaning. All others describe a VM. */
+const POOL_FLAGS: ReadonlySet<string> = new Set<keyof RunFlags>([
+  'pool',
+  'user',
+  'identity',
+  'envSecret',
+  'copy',
+  'copyOut',
+  'keepOnFailure',
+  'life',
+  'timeout',
+]);
+
 interface Work {
   readonly flags: RunFlags;
   readonly command: readonly string[];
@@ -65,6 +82,7 @@ interface Work {
  * the command; Interrupted.
  */
 export async function run(terminal: Terminal, globals: Globals, work: Work): Promise<void> {
+  checkPoolFlags(work.flags);
   await requireSources(work.flags.copy ?? []);
   const hangup = new AbortController();
   const hangUp = (): void => hangup.abort(new Interrupted());
@@ -79,6 +97,19 @@ export async function run(terminal: Terminal, globals: Globals, work: Work): Pro
   }
 }
 
+/** @throws CommandError when a flag describes a VM although the VM comes from a pool. */
+function checkPoolFlags({ pool, ...flags }: RunFlags): void {
+  const foreign = Object.entries(flags).find(([name, value]) => value !== undefined && !POOL_FLAGS.has(name));
+  if (pool !== undefined && foreign !== undefined) {
+    const flag = foreign[0].replaceAll(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
+    throw new CommandError(
+      `Use only one of --pool and --${flag}: a VM of a pool has the fields of the pool's template`,
+      EXIT.usage,
+    );
+  }
+  checkTimeout(flags.timeout);
+}
+
 async function runWith(
   terminal: Terminal,
   globals: Globals,
@@ -86,12 +117,11 @@ async function runWith(
 ): Promise<void> {
   const { signal } = terminal;
   const { envSecret, user, identity, life: lifeMilliseconds = LIFE_MILLISECONDS } = flags;
-  const body = bodyOf(NAME, { ...flags, generateName: true });
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     const variables = envSecret === undefined ? undefined : await environmentFrom(cluster, envSecret, signal);
     const key = identity === undefined ? [await makeKey(keyIn(folder), signal)] : [];
-    const sshKey = [...key, ...ownKeys(terminal, flags)];
+    const keys = [...key, ...ownKeys(terminal, flags)];
     const job: GuestJob = {
       terminal,
       cluster,
@@ -101,12 +131,12 @@ async function runWith(
       user,
       lifeMilliseconds,
       clock: Date.now,
-      minutes: timeoutMinutes(body),
+      minutes: timeoutMinutes(flags),
     };
-    const vm = vmFrom(body, { ...flags, ...(sshKey.length > 0 && { sshKey }) }, namespace);
-    const latest = { vm: await createHeld(job, vm, signal) };
+    const latest = await takeVM(job, flags, keys);
     const code = await whileUsed(job, latest, flags, async (held) => {
       await untilReady(job, latest, held);
+      await placeKeys(job, latest, keys, held);
       await using shell = await openShell(job, latest.vm, held);
       return await runIn(shell, { flags, command, variables, terminal }, held);
     });
@@ -114,6 +144,42 @@ async function runWith(
       throw new ProgramEnded(code);
     }
   });
+}
+
+/** Claims a VM from the pool of the flags, or creates the one that they describe, with the keys. */
+async function takeVM(job: GuestJob, flags: RunFlags, sshKey: readonly string[]): Promise<Used> {
+  const { signal } = job.terminal;
+  if (flags.pool !== undefined) {
+    const claim = await claimHeld(job, flags.pool, signal);
+    return { vm: claim.vm, claim };
+  }
+  const body = bodyOf(NAME, { ...flags, generateName: true });
+  const vm = vmFrom(body, { ...flags, ...(sshKey.length > 0 && { sshKey }) }, job.cluster.namespace);
+  return { vm: await createHeld(job, vm, signal) };
+}
+
+/** Adds the keys to a VM of a pool through its guest agent, because the VM was made before them. @throws CommandError */
+async function placeKeys(
+  job: GuestJob,
+  used: Used,
+  keys: readonly string[],
+  signal: AbortSignal,
+): Promise<void> {
+  if (used.claim === undefined || keys.length === 0) {
+    return;
+  }
+  const { terminal, globals, user } = job;
+  const quiet = { ...terminal, out: () => undefined, signal };
+  const { name } = used.vm.metadata;
+  try {
+    await addKeys(quiet, globals, { name, keys, user });
+  } catch (error) {
+    signal.throwIfAborted();
+    throw new CommandError(
+      `VM ${name} did not take a key for the login: ${described(error).message}. Use --identity with a key of the pool's template`,
+      RUN_EXIT.login,
+    );
+  }
 }
 
 /** Returns the keys of the flags. A VM that is kept after a failure also takes the key of the user. */
@@ -124,7 +190,7 @@ function ownKeys(terminal: Terminal, { sshKey, keepOnFailure = false }: RunFlags
 /** Runs `work` while the VM is held. Then deletes the VM, or keeps it after a failure if the flags say so. */
 async function whileUsed(
   job: GuestJob,
-  latest: { vm: VM },
+  latest: Used,
   { keepOnFailure = false }: RunFlags,
   work: (signal: AbortSignal) => Promise<number>,
 ): Promise<number> {
@@ -141,7 +207,7 @@ async function whileUsed(
 }
 
 /** Keeps the VM for a day, and tells the user. Never rejects. */
-async function keepVM({ terminal, cluster, clock }: GuestJob, vm: VM): Promise<void> {
+async function keepVM({ terminal, cluster, clock }: GuestJob, vm: Used['vm']): Promise<void> {
   const { name } = vm.metadata;
   const signal = AbortSignal.timeout(KEEP_MILLISECONDS);
   const hold = { client: cluster.client, vm, clock, lifeMilliseconds: KEPT_MILLISECONDS, signal };

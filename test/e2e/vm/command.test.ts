@@ -4,8 +4,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { stringify } from 'yaml';
-import { VM_CONFIGS } from '../../../api/v1alpha1/resources.ts';
+import { VM_CONFIGS, VM_POOLS } from '../../../api/v1alpha1/resources.ts';
 import type { VMConfig } from '../../../api/v1alpha1/vmconfig.ts';
+import type { VMPool } from '../../../api/v1alpha1/vmpool.ts';
 import { run } from '../../../base/exec.ts';
 import { authenticationConfiguration } from '../../../hack/authentication.ts';
 import type { ServerProcess } from '../../../hack/cluster/program.ts';
@@ -231,6 +232,32 @@ test(
     await waitFor('the Event', async () =>
       /NotRenewed\s+vm\/run-/.test(await world.kubectl('get', 'events')),
     );
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'run takes a ready VM of a pool, logs in with a key of its own, and deletes it; the pool makes another one',
+  async () => {
+    const { namespace } = world.vms;
+    const template = { spec: { configRef: { name: 'small' } } };
+    await world.cluster.client().create<VMPool>(VM_POOLS, {
+      metadata: { name: 'jobs', namespace },
+      spec: { replicas: 1, template },
+    });
+    await world.kubectl('wait', '--for=condition=Ready', 'vmpool/jobs', '--timeout=120s');
+    const members = async () =>
+      (await world.vms.list())
+        .map(({ metadata }) => metadata.name)
+        .filter((name) => name.startsWith('jobs-'));
+    const [member = ''] = await members();
+    expect(await berth('ssh', member, '--', 'guest-agent')).toMatchObject({ code: 0 });
+    const claimed = await berth('run', '--pool', 'jobs', '--', 'sh', '-c', 'cat; exit 4');
+    expect(claimed).toEqual({ code: 4, out: '', err: '' });
+    await world.vms.waitUntilGone(member);
+    await waitFor('another VM', async () => (await members()).some((name) => name !== member));
+    await world.kubectl('delete', 'vmpool', 'jobs');
+    await waitFor('no VM of the pool to be left', async () => (await members()).length === 0);
   },
   TEST_MILLISECONDS,
 );
