@@ -132,7 +132,7 @@ const FREE = new Set(
    vmconfig-create-name image-create-name iso-create-name user-set-token-token server-user-add-name server-user-remove-name
    emulator-deploy-name emulator-deploy---config namespace-create-name serviceaccount-create-names registry-add-server
    secret-create-name secret-delete-names --alive-until vm-run---memory --env-secret --copy --copy-out --life vm-run-command gitlab-prepare---memory --allow-image --builds-dir --cache-dir
-   gitlab-run-script gitlab-run-stage`.split(/\s+/),
+   gitlab-run-script gitlab-run-stage snapshot-create-name`.split(/\s+/),
 );
 
 /** Returns the values of all commands, each with whether the completion has a source for them. */

@@ -68,6 +68,7 @@ const FLAG_SOURCES: Readonly<Record<string, Source>> = {
   'vm deploy --config': namesOf('vmconfig'),
   'vm run --config': namesOf('vmconfig'),
   'vm run --pool': namesOf('pool'),
+  'vm revert --to': namesOf('snapshot'),
   'gitlab prepare --config': namesOf('vmconfig'),
   'vm create --config': namesOf('vmconfig'),
   '--vm': namesOf('vm'),
@@ -109,6 +110,7 @@ const ARGUMENT_SOURCES: Readonly<Record<string, Source>> = {
     'emulator',
     'imagecacheentry',
     'vmpool',
+    'vmsnapshot',
     'server',
   ),
 };

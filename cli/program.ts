@@ -130,6 +130,14 @@ const NOUNS: readonly Noun[] = [
     },
   },
   {
+    name: 'snapshot',
+    aliases: ['vmsnapshot', 'vmsnap'],
+    description: 'Disks of VMs as they were at one moment',
+    addVerbs: async (noun, terminal) => {
+      (await import('./snapshot.ts')).addSnapshotCommands(noun, terminal);
+    },
+  },
+  {
     name: 'pool',
     aliases: ['vmpool', 'vmp'],
     description: 'VMs that are kept ready',
@@ -380,7 +388,7 @@ const EXAMPLES: Readonly<Record<string, string>> = {
   'vm restart': 'build',
   'vm suspend': 'build',
   'vm resume': 'build',
-  'vm revert': 'build',
+  'vm revert': 'build --to before-update',
   'vm exec': 'build -- uname -a',
   'vm console': 'build',
   'vm logs': 'build -f --tail 50',
@@ -426,6 +434,9 @@ const EXAMPLES: Readonly<Record<string, string>> = {
   'emulator get': 'pixel',
   'emulator delete': 'pixel',
   'emulator deploy': 'pixel --vm build',
+  'snapshot get': 'before-update',
+  'snapshot delete': 'before-update',
+  'snapshot create': 'before-update --vm build',
   'pool get': 'ci',
   'pool delete': 'ci',
   'pool create': '-f pool.yaml',

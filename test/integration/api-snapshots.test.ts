@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { BerthCommand } from '../wires/berth.ts';
 
 const namespace = `platform-snapshots-${randomBytes(4).toString('hex')}`;
 const [FIRST, SECOND] = ['2026-01-01T00:00:00Z', '2026-01-02T00:00:00Z'];
@@ -66,4 +67,20 @@ it.each(['', 'a.b', 'a'.repeat(64)])('no snapshot is of VM "%s"', async (vmName)
 
 it('a snapshot stays that of its VM', async () => {
   expect(await patch('vmsnapshot/one', { vmName: 'plain' })).toContain('vmName is immutable');
+});
+
+it('the command makes, lists and deletes snapshots', async () => {
+  await using berth = await BerthCommand.make(cluster.kubeconfig);
+  const command = async (...args: string[]) =>
+    await berth.run(['snapshot', ...args, '--namespace', namespace]);
+  expect(await command('create', 'two', '--vm', 'plain')).toMatchObject({
+    code: 0,
+    out: 'Successfully created snapshot two\n',
+  });
+  expect((await command('list')).out).toMatch(/^NAME +VM +STATUS .*\none +reverting .*\ntwo +plain /);
+  expect(await command('create', 'two', '--vm', 'No Name')).toMatchObject({
+    code: 2,
+    err: expect.stringContaining('spec.vmName'),
+  });
+  expect(await command('delete', 'two')).toMatchObject({ code: 0 });
 });

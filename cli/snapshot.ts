@@ -1,0 +1,66 @@
+/** The noun `snapshot`: VMSnapshots, to which the disk of a VM can be reset. */
+import type { Command } from 'commander';
+import { notReadyMessage, notReadyReason } from '../api/http/conditions.ts';
+import { VM_SNAPSHOTS } from '../api/v1alpha1/resources.ts';
+import type { VMSnapshot } from '../api/v1alpha1/vmsnapshot.ts';
+import { withCluster } from './cluster.ts';
+import type { Globals } from './globals.ts';
+import { createdSentence, createNamed } from './objects/create.ts';
+import { type NounKind, report } from './objects/kind.ts';
+import { addCommonVerbs } from './objects/verbs.ts';
+import type { Terminal } from './terminal.ts';
+import { age } from './text.ts';
+
+export function addSnapshotCommands(noun: Command, terminal: Terminal): void {
+  addCommonVerbs(noun, terminal, SNAPSHOT_KIND);
+  noun
+    .command('create')
+    .description('Keep the disk of a VM as it is now. The VM runs on')
+    .argument('<name>', 'name of the snapshot')
+    .requiredOption('--vm <name>', 'VM whose disk is kept')
+    .action(async (name: string, { vm }: { vm: string }, command: Command) => {
+      await create(terminal, command.optsWithGlobals<Globals>(), { name, vm });
+    });
+}
+
+const SNAPSHOT_KIND: NounKind<VMSnapshot> = {
+  type: VM_SNAPSHOTS,
+  noun: 'snapshot',
+  plural: 'snapshots',
+  columns: [
+    { header: 'NAME', value: ({ metadata }) => metadata.name },
+    { header: 'VM', value: ({ spec }) => spec.vmName },
+    { header: 'STATUS', value: ({ status }) => status?.phase },
+    { header: 'REASON', value: notReadyReason },
+    { header: 'SIZE', value: ({ status }) => status?.size },
+    { header: 'AGE', value: ({ metadata }) => age(metadata.creationTimestamp) },
+    { header: 'STORAGE', value: ({ status }) => status?.storageSize, isWide: true },
+    { header: 'CONSISTENCY', value: ({ status }) => status?.consistency, isWide: true },
+    { header: 'MESSAGE', value: notReadyMessage, isWide: true },
+  ],
+  itemOf: ({ metadata: { name }, spec: { vmName: vm }, status = {} }) => ({
+    name,
+    vm,
+    status: status.phase,
+    takenAt: status.takenAt,
+    size: status.size,
+    storageSize: status.storageSize,
+    consistency: status.consistency,
+  }),
+  isShared: false,
+};
+
+/** @throws ApiError when the API server refuses the snapshot. */
+async function create(
+  terminal: Terminal,
+  globals: Globals,
+  { name, vm: vmName }: { name: string; vm: string },
+): Promise<void> {
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const snapshot = { metadata: { name, namespace: cluster.namespace }, spec: { vmName } };
+    const objects = [await createNamed(cluster, VM_SNAPSHOTS, snapshot, { signal })];
+    const sentence = createdSentence(SNAPSHOT_KIND);
+    await report(terminal, globals, { kind: SNAPSHOT_KIND, objects, sentence });
+  });
+}
