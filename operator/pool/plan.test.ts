@@ -100,6 +100,11 @@ describe('a VMPool', () => {
     const replace = { update: { type: 'Replace' } } as const;
     expect(outcome(replace, stale)[0]).toEqual(['a']);
     expect(outcome(replace, stale, { revision: 'new' })).toEqual([[], 1, undefined]);
+    // The first new VM takes the place of an earlier one only if the scheduler has found no place for it.
+    const unseen = member('d', { state: 'unplaced' });
+    expect(outcome(replace, [...stale, unseen], { revision: 'new' })[0]).toEqual([]);
+    const waits = { ...unseen, isUnschedulable: true };
+    expect(outcome(replace, [...stale, waits], { revision: 'new' })[0]).toEqual(['a']);
     const two = { update: { type: 'Replace', maxUnavailable: 2 } } as const;
     expect(outcome(two, stale)[0]).toEqual(['a', 'b']);
   });

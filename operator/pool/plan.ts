@@ -194,7 +194,7 @@ function replaced(observed: ObservedPool, alive: readonly PoolMember[], failures
   const { pool } = observed;
   const { maxUnavailable = POOL_DEFAULTS.maxUnavailable } = pool.spec.update ?? {};
   const rolls = isRollingOut(observed, failures);
-  const isWaiting = alive.some(({ state, isStale }) => state === 'unplaced' && !isStale);
+  const isWaiting = alive.some(({ isUnschedulable, isStale }) => isUnschedulable && !isStale);
   const mayRoll = rolls && (isProven(observed) || isWaiting);
   const ready = alive.filter(({ state }) => state === 'ready');
   const spare = ready.length - (pool.spec.replicas - maxUnavailable);

@@ -2,6 +2,7 @@
 import { randomBytes, randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { VM_POOLS } from '../../api/v1alpha1/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { IMAGE } from '../fixtures/vms.ts';
 import {
@@ -87,7 +88,7 @@ describe('the life of a VM', () => {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VMPool',
     name: 'warm',
-    uid: randomUUID(),
+    uid: '',
     controller: true,
   };
   const OTHER_OWNER = { apiVersion: 'v1', kind: 'ConfigMap', name: 'x', uid: randomUUID() };
@@ -101,6 +102,13 @@ describe('the life of a VM', () => {
       spec: { image: IMAGE, ...spec },
     });
   }
+
+  beforeAll(async () => {
+    // The garbage collector deletes a VM whose owner does not exist.
+    const spec = { replicas: 0, template: { spec: { image: IMAGE } } };
+    const pool = await cluster.client().create(VM_POOLS, { metadata: { name: POOL.name, namespace }, spec });
+    POOL.uid = pool.metadata.uid ?? '';
+  });
 
   const target = (name: string) => ['vm', name, '-n', namespace];
   const claim = (by: string, more: object = {}) => ({
@@ -169,6 +177,10 @@ describe('the life of a VM', () => {
     await expectPatched('member', { metadata: { ownerReferences: [{ ...POOL, controller: false }] } }, says);
     await expectPatched('member', { metadata: { ownerReferences: [POOL, OTHER_OWNER] }, spec: { cpu: 3 } });
     await expectPatched('member', claim(AUTHOR));
+    for (const by of [AUTHOR, 'somebody-else', null]) {
+      const changed = { metadata: { annotations: { 'berth.dev/claimed-by': by } } };
+      await expectPatched('member', changed, by === AUTHOR ? undefined : 'only a claim sets it');
+    }
     const back = { metadata: { ownerReferences: [POOL] } };
     await expectPatched('member', back, 'no existing VM can become one');
     await expectPatched('member', back, 'no existing VM can become one', AS_OPERATOR);

@@ -417,6 +417,7 @@ describe('the policies', () => {
     });
     expect(status.map((policy) => [policy.metadata.name, policy.status?.typeChecking])).toEqual([
       ['berth-bindings', {}],
+      ['berth-claimed-by', {}],
       ['berth-created-by', {}],
       ['berth-custom-pods', {}],
       ['berth-dedication', {}],
@@ -426,6 +427,7 @@ describe('the policies', () => {
       ['berth-operator-nodes', {}],
       ['berth-operator-roles', {}],
       ['berth-operator-secrets', {}],
+      ['berth-operator-vms', {}],
       ['berth-operator-workloads', {}],
       ['berth-pods', {}],
       ['berth-references', {}],
