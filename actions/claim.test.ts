@@ -12,7 +12,7 @@ import type { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import type { KubeObject, Resource } from '../kube/objects.ts';
 import type { Transport } from '../kube/transport.ts';
-import { choose, claimVM, type ClaimRequest } from './claim.ts';
+import { choose, claimVM, type ClaimRequest, untilUsable } from './claim.ts';
 
 /** Returns a ready VM of the pool. VMs with a lower number are older. */
 function member(number: number, revision = 'r', powerState: VM['spec']['powerState'] = 'Running'): VM {
@@ -102,6 +102,20 @@ it('is one write bound to the version that was read, and takes the next VM if so
     },
     spec: { aliveUntil: '2030-01-01T09:00:00Z', powerState: 'Running' },
   });
+});
+
+it('without an end of life gives the VM one until the caller has its answer', async () => {
+  const { mergePatch, ...access } = world(POOL);
+  const membersOf = async () => await Promise.resolve([member(1)]);
+  const { aliveUntil: _, ...endless } = request('fail');
+  const limits = { ...endless, aliveUntil: undefined };
+  const claim = await claimVM({ ...access, membersOf }, limits);
+  const life = Date.parse(claim.vm.spec.aliveUntil ?? '') - Date.now();
+  expect(life).toBeGreaterThan(60_000);
+  expect(life).toBeLessThanOrEqual(120_000);
+  const vm: VM = { ...member(1), spec: claim.vm.spec };
+  await untilUsable({ vm }, { vm, isCold: false }, { ...access, ...limits, waitFor: 'ready' });
+  expect(mergePatch.mock.calls.at(-1)?.[2]).toMatchObject({ spec: { aliveUntil: null } });
 });
 
 it('of an empty pool fails, or makes a new VM that boots', async () => {

@@ -9,7 +9,7 @@ import { statusOfPhase } from '../api/http/vmitem.ts';
 import type { VMClaimQuery } from '../api/http/vmpool.ts';
 import { CLAIMED_BY_ANNOTATION, CLAIMED_FROM_LABEL, POOL_LABEL } from '../api/v1alpha1/names.ts';
 import { VM_POOLS, VMS } from '../api/v1alpha1/resources.ts';
-import type { VM } from '../api/v1alpha1/vm.ts';
+import type { VM, VMSpec } from '../api/v1alpha1/vm.ts';
 import { isClaimable, isOfRevision } from '../api/v1alpha1/poolmembers.ts';
 import type { VMPool } from '../api/v1alpha1/vmpool.ts';
 import { undefinedIf } from '../base/errors.ts';
@@ -18,7 +18,7 @@ import type { KubeClient } from '../kube/client.ts';
 import { isConflict, isNotFound } from '../kube/errors.ts';
 import { follow } from '../kube/follow.ts';
 import type { Transport } from '../kube/transport.ts';
-import { untilDeployed, withDeployLife } from './deploy.ts';
+import { keep, untilDeployed, withDeployLife } from './deploy.ts';
 import { ActionError } from './error.ts';
 import { createBy } from './objects.ts';
 
@@ -41,7 +41,7 @@ export interface ClaimRequest {
   /** Name of the VMPool. */
   readonly pool: string;
   readonly whenEmpty: VMClaimQuery['whenEmpty'];
-  /** Time in RFC 3339 after which the operator deletes the claimed VM. If it is undefined, nothing ends its life. */
+  /** Time in RFC 3339 after which the operator deletes the claimed VM. If it is undefined, nothing ends its life after the claim. */
   readonly aliveUntil: string | undefined;
   /** Minutes in which a new VM must run. */
   readonly minutes: number;
@@ -145,13 +145,21 @@ function byAge({ metadata: a }: Readonly<VM>, { metadata: b }: Readonly<VM>): nu
   return (first ?? '') < (second ?? '') ? -1 : 1;
 }
 
-/** Takes the VM out of its pool. The result is undefined if somebody has changed or deleted the VM. @throws ApiError for other refusals. */
+/**
+ * Takes the VM out of its pool. If the request has no time for the end of its life, the VM gets one soon after the claim, because the caller
+ * can die before it learns which VM it has. {@link untilUsable} removes this time. The result is undefined if somebody has changed or
+ * deleted the VM.
+ *
+ * @throws ApiError for other refusals.
+ */
 async function takeOut(
   { client, username }: ClaimAccess,
   pool: VMPool,
   { metadata, spec }: Readonly<VM>,
-  { aliveUntil, signal }: ClaimRequest,
+  { aliveUntil: asked, minutes, signal }: ClaimRequest,
 ): Promise<VM | undefined> {
+  const unspecified: VMSpec = {};
+  const aliveUntil = asked ?? withDeployLife({ spec: unspecified }, minutes).spec.aliveUntil;
   const { namespace = '', name, uid, resourceVersion, ownerReferences = [] } = metadata;
   const patch = {
     metadata: {
@@ -189,7 +197,7 @@ interface Usable {
   readonly client: KubeClient;
   readonly watches: Transport;
   readonly waitFor: 'running' | 'ready';
-  /** As in the request of the claim. A new VM gets it when it runs. */
+  /** As in the request of the claim. */
   readonly aliveUntil: string | undefined;
   readonly signal: AbortSignal;
   /** Function that keeps only the fields that the caller needs. */
@@ -199,8 +207,8 @@ interface Usable {
 }
 
 /**
- * Waits until the claimed VM runs: a ready one does already, a suspended one resumes, and a new one boots. `latest` receives the last known
- * version of the VM.
+ * Waits until the claimed VM runs: a ready one does already, a suspended one resumes, and a new one boots. Then gives its life the end that
+ * the request asks for. `latest` receives the last known version of the VM.
  *
  * @throws ActionError when the VM will not run, or is deleted; ApiError when the API server refuses; the signal's reason when it aborts.
  */
@@ -209,15 +217,18 @@ export async function untilUsable(latest: { vm: VM }, claim: Claim, usable: Usab
     const wanted = { waitFor: usable.waitFor, whenFull: 'wait' } as const;
     return await untilDeployed(latest, { ...usable, wanted });
   }
+  const { aliveUntil } = usable;
+  const settle = async (vm: VM): Promise<VM> =>
+    aliveUntil === undefined ? await keep(usable.client, vm, usable) : vm;
   if (isUsable(claim.vm)) {
-    return claim.vm;
+    return await settle(claim.vm);
   }
   const { client, watches, signal, trim = (vm) => vm, onVersion } = usable;
   const from = claim.vm.metadata;
   for await (const version of follow<VM>({ client, watches, type: VMS, from, signal })) {
     latest.vm = trim(version);
     if (isUsable(version)) {
-      return version;
+      return await settle(version);
     }
     const { failure } = version.status ?? {};
     if (failure !== undefined) {

@@ -138,7 +138,7 @@ export async function untilReady(
     const { claim } = latest;
     await (claim === undefined || claim.isCold
       ? untilRunning(latest, { ...wait, wanted: { waitFor: 'ready' } })
-      : untilUsable(latest, claim, { ...wait, waitFor: 'ready', aliveUntil: undefined }));
+      : untilUsable(latest, claim, { ...wait, waitFor: 'ready', aliveUntil: claim.vm.spec.aliveUntil }));
   } catch (error) {
     signal.throwIfAborted();
     throw late.aborted
