@@ -218,17 +218,17 @@ export async function untilUsable(latest: { vm: VM }, claim: Claim, usable: Usab
     return await untilDeployed(latest, { ...usable, wanted });
   }
   const { aliveUntil } = usable;
-  const settle = async (vm: VM): Promise<VM> =>
+  const withEnd = async (vm: VM): Promise<VM> =>
     aliveUntil === undefined ? await keep(usable.client, vm, usable) : vm;
   if (isUsable(claim.vm)) {
-    return await settle(claim.vm);
+    return await withEnd(claim.vm);
   }
   const { client, watches, signal, trim = (vm) => vm, onVersion } = usable;
   const from = claim.vm.metadata;
   for await (const version of follow<VM>({ client, watches, type: VMS, from, signal })) {
     latest.vm = trim(version);
     if (isUsable(version)) {
-      return await settle(version);
+      return await withEnd(version);
     }
     const { failure } = version.status ?? {};
     if (failure !== undefined) {
