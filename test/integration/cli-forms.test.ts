@@ -7,7 +7,15 @@ import { copyFileSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
-import { EMULATORS, IMAGES, ISOS, SERVERS, VM_CONFIGS, VM_POOLS } from '../../api/v1alpha1/resources.ts';
+import {
+  EMULATORS,
+  IMAGES,
+  ISOS,
+  SERVERS,
+  VM_CONFIGS,
+  VM_POOLS,
+  VM_SNAPSHOTS,
+} from '../../api/v1alpha1/resources.ts';
 import { run } from '../../base/exec.ts';
 import { createProgram } from '../../cli/program.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
@@ -337,6 +345,9 @@ it('each list is an array for jq, with nothing on the error stream', async () =>
     .create(SERVERS, { metadata: server, spec: { addresses: ['192.0.2.250'], controller: { webhook } } });
   const pool = { replicas: 0, template: { spec: { image: 'base' } } };
   await cluster.client().create(VM_POOLS, { metadata: { name: 'listed', namespace }, spec: pool });
+  await cluster
+    .client()
+    .create(VM_SNAPSHOTS, { metadata: { name: 'listed', namespace }, spec: { vmName: 'paired' } });
   const add = ['registry', 'add', 'https://registry.example', '--username', 'ci', '--password-stdin'];
   await command.run(add, { kubeconfig: cluster.kubeconfig, input: 'password' });
   await berthAsAdmin('rolebinding', 'add-subject', '--user', 'ann@example.com');
