@@ -134,7 +134,7 @@ const NOUNS: readonly Noun[] = [
     aliases: ['vmsnapshot', 'vmsnap'],
     description: 'Disks of VMs as they were at one moment',
     addVerbs: async (noun, terminal) => {
-      (await import('./snapshot.ts')).addSnapshotCommands(noun, terminal);
+      (await import('./vm/snapshot.ts')).addSnapshotCommands(noun, terminal);
     },
   },
   {

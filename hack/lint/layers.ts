@@ -103,7 +103,7 @@ export const ORDER: Readonly<Record<string, string>> = {
   runners: 'config.ts < github < .',
   server:
     'config.ts < http < dialect callers < own < documentation.ts services.ts < images imagecache power vms < .',
-  cli: '. < objects < namespace.ts node.ts image.ts vmconfig.ts < vm imagecache login support < config.ts emulator.ts gitlab.ts pool.ts registry.ts rolebinding.ts secret.ts server.ts serviceaccount.ts snapshot.ts program.ts main.ts',
+  cli: '. < objects < namespace.ts node.ts image.ts vmconfig.ts < vm imagecache login support < config.ts emulator.ts gitlab.ts pool.ts registry.ts rolebinding.ts secret.ts server.ts serviceaccount.ts program.ts main.ts',
   'hack/cluster': 'processes.ts < toolchain < providers < . < nodes < index.ts',
 };
 

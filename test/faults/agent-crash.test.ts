@@ -124,8 +124,13 @@ describe('a running guest', { timeout: TEST_MILLISECONDS }, () => {
     return (await page(port))['boot_id'];
   }
 
-  /** Asks again and again. Each answer must come from the same boot of the guest. */
-  async function expectServingDuring(work: Promise<unknown>, port: number): Promise<void> {
+  async function consoleOf(name: string): Promise<string> {
+    const { namespace } = world.vms;
+    return (await world.cluster.kubectl(['logs', '-n', namespace, name, '--tail=60'])).stdout;
+  }
+
+  /** Asks the VM again and again. Each answer must come from the same boot of the guest. A failure has the end of the guest's console. */
+  async function expectServingDuring(work: Promise<unknown>, name: string, port: number): Promise<void> {
     const boot = await bootOf(port);
     const over = new AbortController();
     const end = work.finally(() => over.abort());
@@ -135,7 +140,9 @@ describe('a running guest', { timeout: TEST_MILLISECONDS }, () => {
       return over.signal.aborted;
     };
     await Promise.all([end, waitFor('the end of the work', ask, BOOT)]);
-    expect(answers.filter((answer) => !answer.includes(`boot_id=${boot}`))).toEqual([]);
+    const others = answers.filter((answer) => !answer.includes(`boot_id=${boot}`));
+    const console = others.length === 0 ? '' : await consoleOf(name);
+    expect({ others, console }).toEqual({ others: [], console: '' });
   }
 
   test('patient: with the API server killed, one machine runs on, and another that was starting runs too', async () => {
@@ -143,7 +150,7 @@ describe('a running guest', { timeout: TEST_MILLISECONDS }, () => {
     const [facts, [machine]] = [await factsOf('kept'), await hypervisors()];
     await world.makeVM('begun', { placement: { node: 'one' } });
     await world.waitForStart('begun', world.one);
-    await expectServingDuring(world.cluster.component('kube-apiserver').restart('SIGKILL'), port);
+    await expectServingDuring(world.cluster.component('kube-apiserver').restart('SIGKILL'), 'kept', port);
     await world.waitUntilReady('begun');
     await world.waitUntilReady('kept');
     expect(await factsOf('kept')).toEqual(facts);
@@ -183,7 +190,7 @@ describe('a running guest', { timeout: TEST_MILLISECONDS }, () => {
       await waitFor('the next Pod', async () => (await world.vms.pod('forced')).metadata.uid !== pod);
       await world.waitUntilReady('forced');
     };
-    await expectServingDuring(harm(), port);
+    await expectServingDuring(harm(), 'forced', port);
     expect(await factsOf('forced')).toMatchObject(facts);
     expect(await hypervisors()).toEqual(machines);
     const { stdout } = await world.cluster.kubectl(['logs', '-n', world.vms.namespace, 'forced', '--tail=1']);

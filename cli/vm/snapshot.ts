@@ -1,15 +1,15 @@
 /** The noun `snapshot`: VMSnapshots, to which the disk of a VM can be reset. */
 import type { Command } from 'commander';
-import { notReadyMessage, notReadyReason } from '../api/http/conditions.ts';
-import { VM_SNAPSHOTS } from '../api/v1alpha1/resources.ts';
-import type { VMSnapshot } from '../api/v1alpha1/vmsnapshot.ts';
-import { withCluster } from './cluster.ts';
-import type { Globals } from './globals.ts';
-import { createdSentence, createNamed } from './objects/create.ts';
-import { type NounKind, report } from './objects/kind.ts';
-import { addCommonVerbs } from './objects/verbs.ts';
-import type { Terminal } from './terminal.ts';
-import { age } from './text.ts';
+import { notReadyMessage, notReadyReason } from '../../api/http/conditions.ts';
+import { VM_SNAPSHOTS } from '../../api/v1alpha1/resources.ts';
+import type { VMSnapshot } from '../../api/v1alpha1/vmsnapshot.ts';
+import { withCluster } from '../cluster.ts';
+import type { Globals } from '../globals.ts';
+import { createdSentence, createNamed } from '../objects/create.ts';
+import { type NounKind, report } from '../objects/kind.ts';
+import { addCommonVerbs } from '../objects/verbs.ts';
+import type { Terminal } from '../terminal.ts';
+import { age } from '../text.ts';
 
 export function addSnapshotCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, SNAPSHOT_KIND);
