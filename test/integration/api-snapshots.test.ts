@@ -79,7 +79,7 @@ it('the command makes, lists and deletes snapshots', async () => {
   });
   expect((await command('list')).out).toMatch(/^NAME +VM +STATUS .*\none +reverting .*\ntwo +plain /);
   expect(await command('create', 'two', '--vm', 'No Name')).toMatchObject({
-    code: 2,
+    code: 1,
     err: expect.stringContaining('spec.vmName'),
   });
   expect(await command('delete', 'two')).toMatchObject({ code: 0 });
