@@ -34,6 +34,8 @@ const TOOLCHAIN = 'test/support/setup/toolchain.ts';
 const SIMULATION = 'test/support/setup/simulation.ts';
 const CHART_TOOLS = 'test/support/setup/chart.ts';
 const GUESTS = 'test/support/setup/guests.ts';
+/** It needs two versions of QEMU on one machine. */
+const NEWER_QEMU = 'test/e2e/qemu/newer.test.ts';
 const ADBD = 'test/support/setup/adbd.ts';
 const METRICS_SERVER = 'test/support/setup/metricsserver.ts';
 const CLOUD = 'test/support/setup/cloud.ts';
@@ -145,7 +147,7 @@ export default defineConfig({
         test: {
           name: 'e2e',
           include: ['test/e2e/**/*.test.ts'],
-          exclude: ['test/e2e/nat/**', 'test/e2e/installed/**'],
+          exclude: ['test/e2e/nat/**', 'test/e2e/installed/**', NEWER_QEMU],
           globalSetup: [TOOLCHAIN, GUESTS, CLOUD, ADBD, METRICS_SERVER],
           sequence: { groupOrder: 4 },
           ...twoAtATime,
@@ -165,7 +167,7 @@ export default defineConfig({
         // Not among the projects of all tests: it runs the real programs, which only some machines have.
         test: {
           name: 'real',
-          include: ['test/e2e/emulator/contract.test.ts'],
+          include: ['test/e2e/emulator/contract.test.ts', NEWER_QEMU],
           env: { BERTH_EMULATOR: 'real' },
           sequence: { groupOrder: 12 },
           ...oneAtATime,
