@@ -22,7 +22,7 @@ import { addMachineFlags } from './objects/machineflags.ts';
 import type { Terminal } from './terminal.ts';
 import { bodyOf, type DeployFlags, vmFrom } from './vm/deploy.ts';
 import { inShell, makeKey } from './vm/guestshell.ts';
-import { createHeld, type GuestJob, keyIn, openShell, removeVM, untilReady, whileHeld } from './vm/heldvm.ts';
+import { createHeld, keyIn, makeJob, openShell, removeVM, untilReady, whileHeld } from './vm/heldvm.ts';
 
 /** Variable with the name of the VM. The first program chooses the name, and the runner gives it to the others. */
 const VM_VARIABLE = 'BERTH_GITLAB_VM';
@@ -181,17 +181,10 @@ async function prepare(terminal: Terminal, globals: Globals, flags: PrepareFlags
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     const sshKey = identity === undefined ? [await makeKey(keyIn(folder), signal)] : flags.sshKey;
-    const job: GuestJob = {
-      terminal,
-      cluster,
-      globals: { ...globals, namespace },
-      folder,
-      identity,
-      user,
-      lifeMilliseconds: LIFE_MILLISECONDS,
-      clock: Date.now,
-      minutes: timeoutMinutes(body),
-    };
+    const job = makeJob(
+      { terminal, cluster, globals },
+      { folder, identity, user, minutes: timeoutMinutes(body) },
+    );
     const vm = vmFrom(body, { ...chosen, ...(sshKey && { sshKey }) }, namespace);
     const latest = { vm: await createHeld(job, vm, signal) };
     const { uid = '' } = latest.vm.metadata;
@@ -245,17 +238,7 @@ async function runScript(terminal: Terminal, globals: Globals, file: string): Pr
     if (vm === undefined || vm.metadata.uid !== uid) {
       throw new CommandError(`VM ${name} was deleted`, RUN_EXIT.lost);
     }
-    const job: GuestJob = {
-      terminal,
-      cluster,
-      globals: { ...globals, namespace },
-      folder,
-      identity,
-      user,
-      lifeMilliseconds: LIFE_MILLISECONDS,
-      clock: Date.now,
-      minutes: LOGIN_MINUTES,
-    };
+    const job = makeJob({ terminal, cluster, globals }, { folder, identity, user, minutes: LOGIN_MINUTES });
     return await whileHeld(job, vm, signal, async (held) => {
       await using shell = await openShell(job, vm, held);
       const stdio = [script.fd, 'inherit', 'inherit'] as const;

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { type Claim, claimVM, listMembers, untilUsable } from '../../actions/claim.ts';
 import { discard, lateMessage, untilRunning } from '../../actions/deploy.ts';
 import { ActionError } from '../../actions/error.ts';
-import { endOfLife, holdVM } from '../../actions/hold.ts';
+import { endOfLife, holdVM, LIFE_MILLISECONDS } from '../../actions/hold.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMPool } from '../../api/v1alpha1/vmpool.ts';
 import { repeated } from '../../kube/patience.ts';
@@ -36,6 +36,16 @@ export interface GuestJob {
   readonly clock: () => number;
   /** Minutes until the VM must be Ready, and until somebody must have logged in. */
   readonly minutes: number;
+}
+
+/** Returns the job of a command in the namespace of the cluster. */
+export function makeJob(
+  { terminal, cluster, globals }: Pick<GuestJob, 'terminal' | 'cluster' | 'globals'>,
+  rest: Pick<GuestJob, 'folder' | 'identity' | 'user' | 'minutes'> & { readonly lifeMilliseconds?: number },
+): GuestJob {
+  const { namespace } = cluster;
+  const life = { lifeMilliseconds: LIFE_MILLISECONDS, clock: Date.now };
+  return { terminal, cluster, globals: { ...globals, namespace }, ...life, ...rest };
 }
 
 /** Returns the path of the private key of a job. */

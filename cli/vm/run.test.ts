@@ -21,7 +21,7 @@ async function runWithoutCluster(...args: string[]) {
     environment: { HOME: folder, KUBECONFIG: kubeconfig },
     err: (text) => void (written += text),
   });
-  return [await run(['vm', 'run', '--image', 'mac', ...args, '--', 'true'], terminal), written];
+  return [await run(['vm', 'run', ...args, '--', 'true'], terminal), written];
 }
 
 it.each([
@@ -33,5 +33,12 @@ it.each([
   [['--copy', 'one'], 2, 'It must be SOURCE:TARGET'],
   [['--copy', '/dev/null:/x'], 2, 'must be a file or a folder'],
 ])('tells with %j by its exit code why the command did not run', async (args, code, says) => {
-  expect(await runWithoutCluster(...args)).toEqual([code, expect.stringContaining(says)]);
+  expect(await runWithoutCluster('--image', 'mac', ...args)).toEqual([code, expect.stringContaining(says)]);
+});
+
+it('tells that a source is missing before it asks the cluster', async () => {
+  expect(await runWithoutCluster('--env-secret', 'job')).toEqual([
+    2,
+    expect.stringContaining('Name the source of the VM'),
+  ]);
 });

@@ -23,6 +23,7 @@ import {
   createHeld,
   type GuestJob,
   keyIn,
+  makeJob,
   openShell,
   removeVM,
   stage,
@@ -82,7 +83,7 @@ interface Work {
  * the command; Interrupted.
  */
 export async function run(terminal: Terminal, globals: Globals, work: Work): Promise<void> {
-  checkPoolFlags(work.flags);
+  checkFlags(work.flags);
   await requireSources(work.flags.copy ?? []);
   const hangup = new AbortController();
   const hangUp = (): void => hangup.abort(new Interrupted());
@@ -97,8 +98,8 @@ export async function run(terminal: Terminal, globals: Globals, work: Work): Pro
   }
 }
 
-/** @throws CommandError when a flag describes a VM although the VM comes from a pool. */
-function checkPoolFlags({ pool, ...flags }: RunFlags): void {
+/** @throws CommandError when a flag describes a VM although the VM comes from a pool, or when the time limit is out of bounds. */
+function checkFlags({ pool, ...flags }: RunFlags): void {
   const foreign = Object.entries(flags).find(([name, value]) => value !== undefined && !POOL_FLAGS.has(name));
   if (pool !== undefined && foreign !== undefined) {
     const flag = foreign[0].replaceAll(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
@@ -116,24 +117,19 @@ async function runWith(
   { flags, command, folder }: Work & { readonly folder: string },
 ): Promise<void> {
   const { signal } = terminal;
-  const { envSecret, user, identity, life: lifeMilliseconds = LIFE_MILLISECONDS } = flags;
+  const { pool, envSecret, user, identity, life: lifeMilliseconds = LIFE_MILLISECONDS } = flags;
+  // Flags that are missing or wrong are told before the cluster is asked.
+  const source: Source =
+    pool === undefined ? { body: bodyOf(NAME, { ...flags, generateName: true }) } : { pool };
   await withCluster(terminal, globals, async (cluster) => {
-    const { namespace } = cluster;
     const variables = envSecret === undefined ? undefined : await environmentFrom(cluster, envSecret, signal);
     const key = identity === undefined ? [await makeKey(keyIn(folder), signal)] : [];
     const keys = [...key, ...ownKeys(terminal, flags)];
-    const job: GuestJob = {
-      terminal,
-      cluster,
-      globals: { ...globals, namespace },
-      folder,
-      identity,
-      user,
-      lifeMilliseconds,
-      clock: Date.now,
-      minutes: timeoutMinutes(flags),
-    };
-    const latest = await takeVM(job, flags, keys);
+    const job = makeJob(
+      { terminal, cluster, globals },
+      { folder, identity, user, lifeMilliseconds, minutes: timeoutMinutes(flags) },
+    );
+    const latest = await takeVM(job, source, { flags, sshKey: keys });
     const code = await whileUsed(job, latest, flags, async (held) => {
       await untilReady(job, latest, held);
       await placeKeys(job, latest, keys, held);
@@ -146,14 +142,21 @@ async function runWith(
   });
 }
 
-/** Claims a VM from the pool of the flags, or creates the one that they describe, with the keys. */
-async function takeVM(job: GuestJob, flags: RunFlags, sshKey: readonly string[]): Promise<Used> {
+/** Where the VM comes from: a VMPool, or a request for a new VM. */
+type Source = { readonly pool: string } | { readonly body: ReturnType<typeof bodyOf> };
+
+/** Claims a VM from the pool, or creates the one of the request with the flags and keys. */
+async function takeVM(
+  job: GuestJob,
+  source: Source,
+  { flags, sshKey }: { readonly flags: RunFlags; readonly sshKey: readonly string[] },
+): Promise<Used> {
   const { signal } = job.terminal;
-  if (flags.pool !== undefined) {
-    const claim = await claimHeld(job, flags.pool, signal);
+  if ('pool' in source) {
+    const claim = await claimHeld(job, source.pool, signal);
     return { vm: claim.vm, claim };
   }
-  const body = bodyOf(NAME, { ...flags, generateName: true });
+  const { body } = source;
   const vm = vmFrom(body, { ...flags, ...(sshKey.length > 0 && { sshKey }) }, job.cluster.namespace);
   return { vm: await createHeld(job, vm, signal) };
 }
