@@ -12,7 +12,14 @@ import type { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import type { KubeObject, Resource } from '../kube/objects.ts';
 import type { Transport } from '../kube/transport.ts';
-import { choose, claimVM, type ClaimRequest, untilUsable } from './claim.ts';
+import {
+  type ClaimAccess,
+  type ClaimRequest,
+  choose,
+  claimVM,
+  type PoolMembers,
+  untilUsable,
+} from './claim.ts';
 
 /** Returns a ready VM of the pool. VMs with a lower number are older. */
 function member(number: number, revision = 'r', powerState: VM['spec']['powerState'] = 'Running'): VM {
@@ -51,18 +58,30 @@ const POOL: VMPool = {
   status: { revision: 'r' },
 };
 
+/** VMs of a pool: those that exist, and those that become ready later. */
+function members(items: readonly VM[], later: readonly VM[] = []): PoolMembers {
+  return {
+    list: async () => await Promise.resolve({ items: [...items], resourceVersion: '9' }),
+    async *follow(_pool, resourceVersion) {
+      expect(resourceVersion).toBe('9');
+      yield* await Promise.resolve(later);
+    },
+  };
+}
+
 function world(pool: VMPool, taken: readonly string[] = []) {
   const mergePatch = vi.fn(async (_type: unknown, { name }: { name: string }, patch: object) => {
     if (taken.includes(name)) {
       throw new ApiError('changed', { status: 409, reason: 'Conflict' });
     }
-    return await Promise.resolve(patch);
+    return await Promise.resolve({ status: { phase: 'Running' }, ...patch });
   });
   const create = vi.fn(async (_type: Resource<KubeObject>, object: object) => await Promise.resolve(object));
   const get = async (type: Resource<KubeObject>) =>
     await Promise.resolve(type === VM_POOLS ? pool : undefined);
   const client = { get, mergePatch, create } as unknown as KubeClient;
-  return { client, watches: {} as Transport, username: 'ann', mergePatch, create };
+  const access = { client, watches: {} as Transport, username: 'ann', attempts: new Set<string>() };
+  return { ...access, mergePatch, create };
 }
 
 function request(whenEmpty: ClaimRequest['whenEmpty']): ClaimRequest {
@@ -78,20 +97,17 @@ function request(whenEmpty: ClaimRequest['whenEmpty']): ClaimRequest {
 }
 
 it('chooses one of the older half, and of the present revision if there is any', () => {
-  const members = [member(4), member(1), member(3), member(2), member(0, 'old')];
-  const chosen = new Set(Array.from({ length: 200 }, () => choose(members, 'r').metadata.name));
+  const ready = [member(4), member(1), member(3), member(2), member(0, 'old')];
+  const chosen = new Set(Array.from({ length: 200 }, () => choose(ready, 'r').metadata.name));
   expect(chosen).toEqual(new Set(['ci-1', 'ci-2']));
   expect(choose([member(9, 'old')], 'r').metadata.name).toBe('ci-9');
 });
 
 it('is one write bound to the version that was read, and takes the next VM if somebody was faster', async () => {
   const { mergePatch, ...access } = world(POOL, ['ci-1']);
-  const members = [member(1, 'r', 'Suspended'), member(2, 'r', 'Suspended')];
-  const { isCold } = await claimVM(
-    { ...access, membersOf: async () => await Promise.resolve(members) },
-    request('fail'),
-  );
-  expect([isCold, mergePatch.mock.calls.length]).toEqual([false, 2]);
+  const suspended = [member(1, 'r', 'Suspended'), member(2, 'r', 'Suspended')];
+  const { isCold, isReady } = await claimVM({ ...access, members: members(suspended) }, request('fail'));
+  expect([isCold, isReady]).toEqual([false, false]);
   expect(mergePatch.mock.calls.at(-1)?.[2]).toEqual({
     metadata: {
       uid: 'vm-2',
@@ -106,20 +122,18 @@ it('is one write bound to the version that was read, and takes the next VM if so
 
 it('without an end of life gives the VM one until the caller has its answer', async () => {
   const { mergePatch, ...access } = world(POOL);
-  const membersOf = async () => await Promise.resolve([member(1)]);
   const { aliveUntil: _, ...endless } = request('fail');
   const limits = { ...endless, aliveUntil: undefined };
-  const claim = await claimVM({ ...access, membersOf }, limits);
+  const claim = await claimVM({ ...access, members: members([member(1)]) }, limits);
   const life = Date.parse(claim.vm.spec.aliveUntil ?? '') - Date.now();
   expect(life).toBeGreaterThan(60_000);
   expect(life).toBeLessThanOrEqual(120_000);
-  const vm: VM = { ...member(1), spec: claim.vm.spec };
-  await untilUsable({ vm }, { vm, isCold: false }, { ...access, ...limits, waitFor: 'ready' });
+  await untilUsable({ vm: claim.vm }, claim, { ...access, ...limits, waitFor: 'ready' });
   expect(mergePatch.mock.calls.at(-1)?.[2]).toMatchObject({ spec: { aliveUntil: null } });
 });
 
 it('of an empty pool fails, or makes a new VM that boots', async () => {
-  const { create, ...access } = { ...world(POOL), membersOf: async () => await Promise.resolve([]) };
+  const { create, ...access } = { ...world(POOL), members: members([]) };
   await expect(claimVM(access, request('fail'))).rejects.toThrow('No VM of pool ci is ready');
   expect((await claimVM(access, request('deploy'))).isCold).toBe(true);
   expect(create.mock.calls[0]?.[1]).toMatchObject({
@@ -131,6 +145,42 @@ it('of an empty pool fails, or makes a new VM that boots', async () => {
 
 it('of a pool whose VMs take jobs by themselves is refused', async () => {
   const pool: VMPool = { ...POOL, spec: { ...POOL.spec, mode: 'OneShot' } };
-  const access = { ...world(pool), membersOf: async () => await Promise.resolve([]) };
+  const access = { ...world(pool), members: members([]) };
   await expect(claimVM(access, request('wait'))).rejects.toThrow('mode OneShot');
+});
+
+it('of a VM that runs needs no answer of the operator: the VM was Ready in the version that was claimed', async () => {
+  const access = { ...world(POOL), members: members([member(1)]) };
+  const claim = await claimVM(access, request('fail'));
+  expect(claim.isReady).toBe(true);
+  // The status is of an earlier generation until the operator has seen the claim, and there is no connection for a watch.
+  const vm: VM = { ...member(1), metadata: { ...member(1).metadata, generation: 8 } };
+  const usable = { ...access, ...request('fail'), waitFor: 'ready' } as const;
+  await expect(untilUsable({ vm }, { ...claim, vm }, usable)).resolves.toBe(vm);
+});
+
+it('that waits takes the next VM that becomes ready', async () => {
+  const other: VM = { ...member(3), metadata: { ...member(3).metadata, ownerReferences: [] } };
+  const access = { ...world(POOL), members: members([], [other, member(4)]) };
+  const { vm, isCold } = await claimVM(access, request('wait'));
+  expect([vm.metadata.uid, isCold]).toEqual(['vm-4', false]);
+});
+
+it('at the same time as others of one process tries another VM than they, and none that they have got', async () => {
+  const { mergePatch, ...access } = world(POOL);
+  const shared: ClaimAccess = { ...access, members: members(Array.from({ length: 8 }, (_, n) => member(n))) };
+  const claims = await Promise.all(
+    Array.from({ length: 8 }, async () => await claimVM(shared, request('fail'))),
+  );
+  expect(new Set(claims.map(({ vm }) => vm.metadata.uid)).size).toBe(8);
+  expect(mergePatch).toHaveBeenCalledTimes(8);
+  await expect(claimVM(shared, request('fail'))).rejects.toThrow('No VM of pool ci is ready');
+});
+
+it('that one caller may not make is left to the others', async () => {
+  const { mergePatch, ...access } = world(POOL);
+  mergePatch.mockRejectedValueOnce(new ApiError('no', { status: 403, reason: 'Forbidden' }));
+  const shared: ClaimAccess = { ...access, members: members([member(1)]) };
+  await expect(claimVM(shared, request('fail'))).rejects.toThrow('no');
+  expect((await claimVM(shared, request('fail'))).vm.metadata.uid).toBe('vm-1');
 });

@@ -13,17 +13,40 @@ import type { VM, VMSpec } from '../api/v1alpha1/vm.ts';
 import { isClaimable, isOfRevision } from '../api/v1alpha1/poolmembers.ts';
 import type { VMPool } from '../api/v1alpha1/vmpool.ts';
 import { undefinedIf } from '../base/errors.ts';
-import { pause } from '../base/time.ts';
-import type { KubeClient } from '../kube/client.ts';
+import type { KubeClient, List } from '../kube/client.ts';
 import { isConflict, isNotFound } from '../kube/errors.ts';
-import { follow } from '../kube/follow.ts';
+import { follow, followAll } from '../kube/follow.ts';
 import type { Transport } from '../kube/transport.ts';
 import { keep, untilDeployed, withDeployLife } from './deploy.ts';
 import { ActionError } from './error.ts';
 import { createBy } from './objects.ts';
 
-/** Time in milliseconds between two looks for a ready VM, for a caller that waits for one. */
-const LOOK_MILLISECONDS = 500;
+/**
+ * Time in milliseconds after which a caller who waits for a ready VM reads the pool again. Until then, each VM that becomes ready ends the
+ * wait. The caller learns after this time that the pool is deleted.
+ */
+const LOOK_MILLISECONDS = 5_000;
+
+/** The VMs with the label of a pool, as the caller knows them. They can lag: the write of a claim fails for a VM that has changed. */
+export interface PoolMembers {
+  readonly list: (pool: VMPool, signal: AbortSignal) => Promise<List<Readonly<VM>>>;
+  /** Yields each VM that changes after the list with this `resourceVersion`. @throws the signal's reason when the signal aborts. */
+  readonly follow: (
+    pool: VMPool,
+    resourceVersion: string,
+    signal: AbortSignal,
+  ) => AsyncIterable<Readonly<VM>>;
+}
+
+/**
+ * Versions of VMs that this process claims or has claimed. Callers in one process share it, so that no two of them claim the same VM.
+ * Otherwise, fifty callers who wait would all try to claim each VM that becomes ready.
+ */
+export interface ClaimAttempts {
+  readonly has: (version: string) => boolean;
+  readonly add: (version: string) => unknown;
+  readonly delete: (version: string) => boolean;
+}
 
 export interface ClaimAccess {
   /** Client with the rights of the caller. */
@@ -32,8 +55,8 @@ export interface ClaimAccess {
   readonly watches: Transport;
   /** Name of the caller. */
   readonly username: string;
-  /** Returns the VMs with the label of the pool. They can lag: the write of a claim fails for a VM that has changed. */
-  readonly membersOf: (pool: VMPool) => Promise<readonly Readonly<VM>[]>;
+  readonly members: PoolMembers;
+  readonly attempts: ClaimAttempts;
 }
 
 export interface ClaimRequest {
@@ -48,13 +71,20 @@ export interface ClaimRequest {
   readonly signal: AbortSignal;
 }
 
-/** Returns the VMs with the label of the pool, as the API server has them now. */
-export async function listMembers(
-  client: KubeClient,
-  { metadata: { namespace = '', name } }: Readonly<VMPool>,
-  signal: AbortSignal,
-): Promise<readonly VM[]> {
-  return (await client.list(VMS, { namespace, labelSelector: `${POOL_LABEL}=${name}`, signal })).items;
+/** Returns access to the VMs of pools by the API server itself, for a process that makes few claims. */
+export function membersBy({ client, watches }: Pick<ClaimAccess, 'client' | 'watches'>): PoolMembers {
+  const of = ({ metadata: { namespace = '', name } }: VMPool) => ({
+    namespace,
+    labelSelector: `${POOL_LABEL}=${name}`,
+  });
+  return {
+    list: async (pool, signal) => await client.list(VMS, { ...of(pool), signal }),
+    follow: (pool, resourceVersion, signal) => {
+      const { namespace, labelSelector } = of(pool);
+      const following = { client, watches, type: VMS, labelSelector, signal };
+      return followAll<VM>(following, { namespace, resourceVersion });
+    },
+  };
 }
 
 /** A VM that belongs to the caller alone. It can still have to resume or to boot: see {@link untilUsable}. */
@@ -62,6 +92,8 @@ export interface Claim {
   readonly vm: VM;
   /** Whether the pool was empty, and the VM is new. */
   readonly isCold: boolean;
+  /** Whether the VM ran and was Ready in the version that was claimed. It has nothing to do before its use. */
+  readonly isReady: boolean;
 }
 
 /**
@@ -73,18 +105,22 @@ export interface Claim {
 export async function claimVM(access: ClaimAccess, request: ClaimRequest): Promise<Claim> {
   const { signal, whenEmpty } = request;
   for (;;) {
+    signal.throwIfAborted();
     const pool = await readPool(access.client, request);
-    const vm = await claimReady(access, pool, request);
-    if (vm !== undefined) {
-      return { vm, isCold: false };
+    const found = await claimReady(access, pool, request);
+    if (found.claim !== undefined) {
+      return found.claim;
     }
     if (whenEmpty === 'deploy') {
-      return { vm: await createCold(access, pool, request), isCold: true };
+      return { vm: await createCold(access, pool, request), isCold: true, isReady: false };
     }
     if (whenEmpty === 'fail') {
       throw new ActionError('room', `No VM of pool ${request.pool} is ready${reasonOf(pool)}`);
     }
-    await pause(LOOK_MILLISECONDS, signal);
+    const later = await claimNext(access, pool, found.resourceVersion, request);
+    if (later !== undefined) {
+      return later;
+    }
   }
 }
 
@@ -108,24 +144,76 @@ function reasonOf(pool: VMPool): string {
 }
 
 /**
- * Claims one of the ready VMs. The result is undefined if there is none. The VMs are read again after each attempt that failed, because other
- * callers can have claimed many of them meanwhile.
+ * Claims one of the ready VMs. If there is none, the result has the version of the list that shows it. The VMs are read again if other
+ * callers have taken all of them.
  */
-async function claimReady(access: ClaimAccess, pool: VMPool, request: ClaimRequest): Promise<VM | undefined> {
-  const tried = new Set<string | undefined>();
+async function claimReady(
+  access: ClaimAccess,
+  pool: VMPool,
+  request: ClaimRequest,
+): Promise<{ readonly claim: Claim | undefined; readonly resourceVersion: string }> {
   for (;;) {
-    const members = await access.membersOf(pool);
-    const ready = members.filter((vm) => isClaimable(vm, pool.metadata.uid) && !tried.has(vm.metadata.uid));
+    const { items, resourceVersion } = await access.members.list(pool, request.signal);
+    const ready = items.filter((vm) => isFree(access, pool, vm));
     if (ready.length === 0) {
-      return undefined;
+      return { claim: undefined, resourceVersion };
     }
-    const chosen = choose(ready, pool.status?.revision);
-    tried.add(chosen.metadata.uid);
-    const claimed = await takeOut(access, pool, chosen, request);
-    if (claimed !== undefined) {
-      return claimed;
+    const claim = await claimOne(access, pool, ready, request);
+    if (claim !== undefined) {
+      return { claim, resourceVersion };
     }
   }
+}
+
+/** Claims one of these VMs. The result is undefined if other callers have taken all of them. */
+async function claimOne(
+  access: ClaimAccess,
+  pool: VMPool,
+  ready: readonly Readonly<VM>[],
+  request: ClaimRequest,
+): Promise<Claim | undefined> {
+  let left = ready;
+  while (left.length > 0) {
+    const claim = await takeOut(access, pool, choose(left, pool.status?.revision), request);
+    if (claim !== undefined) {
+      return claim;
+    }
+    left = left.filter((vm) => isFree(access, pool, vm));
+  }
+  return undefined;
+}
+
+/** Claims the first VM of the pool that becomes ready. The result is undefined if none does before the pool must be read again. */
+async function claimNext(
+  access: ClaimAccess,
+  pool: VMPool,
+  resourceVersion: string,
+  request: ClaimRequest,
+): Promise<Claim | undefined> {
+  const look = AbortSignal.timeout(LOOK_MILLISECONDS);
+  const signal = AbortSignal.any([request.signal, look]);
+  try {
+    for await (const vm of access.members.follow(pool, resourceVersion, signal)) {
+      const claim = isFree(access, pool, vm) ? await takeOut(access, pool, vm, request) : undefined;
+      if (claim !== undefined) {
+        return claim;
+      }
+    }
+  } catch (error) {
+    if (error !== look.reason) {
+      throw error;
+    }
+  }
+  return undefined;
+}
+
+/** Returns true if the VM is ready, and nobody in this process claims this version of it. */
+function isFree({ attempts }: ClaimAccess, { metadata: { uid } }: VMPool, vm: Readonly<VM>): boolean {
+  return isClaimable(vm, uid) && !attempts.has(versionOf(vm));
+}
+
+function versionOf({ metadata: { uid, resourceVersion } }: Readonly<VM>): string {
+  return `${uid}/${resourceVersion}`;
 }
 
 /**
@@ -141,8 +229,8 @@ export function choose(ready: readonly Readonly<VM>[], revision: string | undefi
 }
 
 function byAge({ metadata: a }: Readonly<VM>, { metadata: b }: Readonly<VM>): number {
-  const [first, second] = [a, b].map(({ creationTimestamp = '', name }) => `${creationTimestamp}/${name}`);
-  return (first ?? '') < (second ?? '') ? -1 : 1;
+  const [first = '', second = ''] = [a.creationTimestamp, b.creationTimestamp];
+  return first < second || (first === second && a.name < b.name) ? -1 : 1;
 }
 
 /**
@@ -153,15 +241,37 @@ function byAge({ metadata: a }: Readonly<VM>, { metadata: b }: Readonly<VM>): nu
  * @throws ApiError for other refusals.
  */
 async function takeOut(
-  { client, username }: ClaimAccess,
+  { client, username, attempts }: ClaimAccess,
   pool: VMPool,
-  { metadata, spec }: Readonly<VM>,
+  vm: Readonly<VM>,
   { aliveUntil: asked, minutes, signal }: ClaimRequest,
-): Promise<VM | undefined> {
+): Promise<Claim | undefined> {
+  const version = versionOf(vm);
+  const { namespace = '', name } = vm.metadata;
   const unspecified: VMSpec = {};
   const aliveUntil = asked ?? withDeployLife({ spec: unspecified }, minutes).spec.aliveUntil;
-  const { namespace = '', name, uid, resourceVersion, ownerReferences = [] } = metadata;
-  const patch = {
+  attempts.add(version);
+  try {
+    const patch = patchToClaim(pool, vm, { username, aliveUntil });
+    const write = client.mergePatch<VM>(VMS, { namespace, name }, patch, { signal });
+    const taken = await undefinedIf((error) => isConflict(error) || isNotFound(error), write);
+    // The status is that of the version that was claimed, because the write fails for any other version.
+    const isReady = isToRun(vm) && statusOfPhase(taken?.status?.phase) === 'Running';
+    return taken && { vm: taken, isCold: false, isReady };
+  } catch (error) {
+    // Perhaps only this caller is refused.
+    attempts.delete(version);
+    throw error;
+  }
+}
+
+function patchToClaim(
+  pool: VMPool,
+  vm: Readonly<VM>,
+  { username, aliveUntil }: { readonly username: string; readonly aliveUntil: string | undefined },
+): object {
+  const { uid, resourceVersion, ownerReferences = [] } = vm.metadata;
+  return {
     metadata: {
       uid,
       resourceVersion,
@@ -169,10 +279,12 @@ async function takeOut(
       labels: { [POOL_LABEL]: null, [CLAIMED_FROM_LABEL]: pool.metadata.name },
       annotations: { [CLAIMED_BY_ANNOTATION]: username },
     },
-    spec: { aliveUntil, ...((spec.powerState ?? 'Running') !== 'Running' && { powerState: 'Running' }) },
+    spec: { aliveUntil, ...(!isToRun(vm) && { powerState: 'Running' }) },
   };
-  const write = client.mergePatch<VM>(VMS, { namespace, name }, patch, { signal });
-  return await undefinedIf((error) => isConflict(error) || isNotFound(error), write);
+}
+
+function isToRun({ spec: { powerState = 'Running' } }: Readonly<VM>): boolean {
+  return powerState === 'Running';
 }
 
 /** Creates a VM from the template of the pool, for a caller who finds no ready one. */
@@ -220,7 +332,7 @@ export async function untilUsable(latest: { vm: VM }, claim: Claim, usable: Usab
   const { aliveUntil } = usable;
   const withEnd = async (vm: VM): Promise<VM> =>
     aliveUntil === undefined ? await keep(usable.client, vm, usable) : vm;
-  if (isUsable(claim.vm)) {
+  if (claim.isReady || isUsable(claim.vm)) {
     return await withEnd(claim.vm);
   }
   const { client, watches, signal, trim = (vm) => vm, onVersion } = usable;

@@ -1,6 +1,6 @@
 /** The noun `pool`: VMPools, which keep VMs ready. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { type Claim, claimVM, listMembers, untilUsable } from '../actions/claim.ts';
+import { type Claim, claimVM, membersBy, untilUsable } from '../actions/claim.ts';
 import { progressOf } from '../actions/deploy.ts';
 import { notReadyMessage, notReadyReason } from '../api/http/conditions.ts';
 import type { VMClaimQuery } from '../api/http/vmpool.ts';
@@ -125,9 +125,9 @@ async function claim(
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     const username = await readUsername(cluster, signal);
-    const membersOf = async (pool: VMPool) => await listMembers(cluster.client, pool, signal);
+    const access = { ...cluster, username, members: membersBy(cluster), attempts: new Set<string>() };
     const request = { namespace, pool: name, whenEmpty, aliveUntil, minutes, signal };
-    const claimed = await claimVM({ ...cluster, username, membersOf }, request).catch((error: unknown) => {
+    const claimed = await claimVM(access, request).catch((error: unknown) => {
       const text = `No VM of pool ${name} was ready within ${minutes} minutes`;
       throw error === late.reason ? new CommandError(text, EXIT.noAnswer) : error;
     });

@@ -37,6 +37,7 @@ import {
   RoleReconciler,
 } from './roles/controller.ts';
 import { enqueuePools, PoolReconciler } from './pool/controller.ts';
+import { PoolJobs } from './pool/jobs.ts';
 import { PoolMetrics } from './pool/metrics.ts';
 import { enqueueYield, YieldReconciler } from './pool/yielding.ts';
 import { SERVER_WORKERS, ServerReconciler } from './server/controller.ts';
@@ -282,6 +283,13 @@ function poolController(options: OperatorOptions, watches: OperatorWatches): Con
       metrics.forget(object.metadata.name);
     }
   });
+  watches.pools.cache.onChange(({ type, object }) => {
+    if (type === 'deleted') {
+      metrics.forgetPool(object);
+    }
+  });
+  const jobs = new PoolJobs({ ...options, ...watches, metrics });
+  watches.vms.cache.onChange((change) => jobs.observe(change));
   const reconciler = new PoolReconciler({ ...options, ...watches, consistency, metrics });
   const controller = controllerFor(
     options,

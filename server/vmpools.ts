@@ -75,9 +75,9 @@ async function claim(
   return await waiting.run(response, { user: username, namespace: pool.namespace }, async (end) => {
     const timer = setTimeout(() => end.abort(new WaitEnd('late')), minutes * 60_000);
     try {
-      const membersOf = async () => await Promise.resolve(own.watches.membersOf(pool));
       const request = { ...call, ...pool, pool: pool.name, signal: end.signal };
-      const claimed = await claimVM({ ...caller, username, membersOf }, request);
+      const { members, attempts } = own.watches;
+      const claimed = await claimVM({ ...caller, username, members, attempts }, request);
       return await usable({ ...call, signal: end.signal }, claimed);
     } catch (error) {
       throw error instanceof WaitEnd ? tooLate(error, call) : error;
@@ -89,12 +89,12 @@ async function claim(
 
 async function usable(
   { caller, minutes, aliveUntil, logger, signal }: ClaimCall & { readonly signal: AbortSignal },
-  { vm, isCold }: Awaited<ReturnType<typeof claimVM>>,
+  claimed: Awaited<ReturnType<typeof claimVM>>,
 ): Promise<ClaimedVM> {
-  const latest = { vm };
+  const latest = { vm: claimed.vm };
   try {
     const waits = { ...caller, waitFor: 'ready', aliveUntil, signal, trim: trimmed } as const;
-    return { ...deployedVM(await untilUsable(latest, { vm, isCold }, waits)), cold: isCold };
+    return { ...deployedVM(await untilUsable(latest, claimed, waits)), cold: claimed.isCold };
   } catch (error) {
     const isDeleted = await keepOrDiscard(caller.client, latest.vm, { error, stays: false, logger });
     throw answerOf(error, latest.vm, { isDeleted, minutes });

@@ -1,11 +1,10 @@
 /** VMs that commands make for a job: they live while somebody prolongs their life, and are used over SSH. */
 import { join } from 'node:path';
-import { type Claim, claimVM, listMembers, untilUsable } from '../../actions/claim.ts';
+import { type Claim, claimVM, membersBy, untilUsable } from '../../actions/claim.ts';
 import { discard, lateMessage, untilRunning } from '../../actions/deploy.ts';
 import { ActionError } from '../../actions/error.ts';
 import { endOfLife, holdVM, LIFE_MILLISECONDS } from '../../actions/hold.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { VMPool } from '../../api/v1alpha1/vmpool.ts';
 import { repeated } from '../../kube/patience.ts';
 import type { UserCluster } from '../cluster.ts';
 import { CommandError, described, type ExitCode, explained, RUN_EXIT } from '../errors.ts';
@@ -80,12 +79,12 @@ export async function createHeld(
  */
 export async function claimHeld(job: GuestJob, pool: string, signal: AbortSignal): Promise<Claim> {
   const { cluster, minutes, terminal } = job;
-  const { namespace, client } = cluster;
-  const membersOf = async (from: VMPool) => await listMembers(client, from, signal);
+  const { namespace } = cluster;
   const request = { namespace, pool, whenEmpty: 'deploy', minutes, signal } as const;
   const claim = await stage(RUN_EXIT.noVM, signal, async () => {
     const username = await readUsername(cluster, signal);
-    return await claimVM({ ...cluster, username, membersOf }, { ...request, aliveUntil: endOfLife(job) });
+    const access = { ...cluster, username, members: membersBy(cluster), attempts: new Set<string>() };
+    return await claimVM(access, { ...request, aliveUntil: endOfLife(job) });
   });
   tellIfCold(terminal, pool, claim);
   return claim;

@@ -6,14 +6,12 @@ import type { ISO } from '../../api/v1alpha1/iso.ts';
 import {
   API_VERSION,
   CLAIMED_BY_ANNOTATION,
-  CLAIMED_FROM_LABEL,
   POOL_LABEL,
   POOL_REVISION_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import { VM_POOLS, VMS } from '../../api/v1alpha1/resources.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import { poolUidOf } from '../../api/v1alpha1/poolmembers.ts';
 import { type VMPool, vmPoolStatusSchema } from '../../api/v1alpha1/vmpool.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { soonest } from '../../base/time.ts';
@@ -28,12 +26,14 @@ import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds, Refusals } from '../objects/refusals.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { Writer } from '../objects/writer.ts';
+import { claimedPool } from './jobs.ts';
 import {
+  livedMilliseconds,
+  type ObservedPool,
   observePool,
   type PoolMember,
-  type ObservedPool,
-  poolKeyOf,
   type PoolSources,
+  poolKeyOf,
   VMS_BY_POOL,
 } from './observe.ts';
 import { failuresAfter, planPool, type PoolPlan } from './plan.ts';
@@ -43,6 +43,11 @@ import { awaitedOn } from './yielding.ts';
 
 /** Time in milliseconds for which a change of numbers is held back. Many claims at once then cause few writes. */
 const HOLD_MILLISECONDS = 500;
+/**
+ * Time in milliseconds after which a change of a VM causes a reconcile. One reconcile looks at all VMs of a pool, and a large pool has hundreds
+ * of changes in a second.
+ */
+const FOLD_MILLISECONDS = 100;
 /** Characters of the last part of a name: those that Kubernetes uses in generated names, without vowels. */
 const CHARACTERS = 'bcdfghjklmnpqrstvwxz2456789';
 const GENERATED_LENGTH = 5;
@@ -51,7 +56,7 @@ export interface PoolControllerOptions extends PoolSources {
   readonly client: KubeClient;
   readonly consistency: Consistency;
   readonly recorder: Recorder;
-  readonly metrics: Pick<PoolMetrics, 'claimed' | 'failed'>;
+  readonly metrics: Pick<PoolMetrics, 'claimed' | 'failed' | 'ran'>;
   /** Returns true while this process is the leader. */
   readonly isLeader: () => boolean;
 }
@@ -98,7 +103,7 @@ export class PoolReconciler {
 
   /** Counts the VM if the change is a claim: the pool does not own the VM any more, and its label names the pool. */
   countClaim(change: ObjectChange<VM>): void {
-    const pool = this.#options.isLeader() ? this.#leftPool(change) : undefined;
+    const pool = this.#options.isLeader() ? claimedPool(this.#options.pools, change) : undefined;
     if (pool !== undefined) {
       const { name, annotations = {} } = change.object.metadata;
       this.#memory(keyOf(pool)).claims += 1;
@@ -106,16 +111,6 @@ export class PoolReconciler {
       const message = `VM ${name} was claimed by ${annotations[CLAIMED_BY_ANNOTATION]}`;
       this.#options.recorder.event(pool, normal('Claimed', 'Claiming', message));
     }
-  }
-
-  /** Returns the pool from which the change took the VM. */
-  #leftPool({ type, object, previous }: ObjectChange<VM>): Readonly<VMPool> | undefined {
-    const key = previous && poolKeyOf(previous);
-    if (type !== 'updated' || key === undefined || poolUidOf(object) !== undefined) {
-      return undefined;
-    }
-    const pool = this.#options.pools.cache.get(key);
-    return object.metadata.labels?.[CLAIMED_FROM_LABEL] === pool?.metadata.name ? pool : undefined;
   }
 
   #forget(key: string): void {
@@ -187,6 +182,9 @@ export class PoolReconciler {
       }
       memory.deleted.add(metadata.uid ?? '');
       logger.info({ vm: metadata.name, state: member.state, why: member.message }, 'deleted a VM of a pool');
+      if (member.state === 'ended') {
+        this.#options.metrics.ran(pool, livedMilliseconds(member.vm.status) / 1000);
+      }
       if (isFailure) {
         failed.push(member);
         this.#options.metrics.failed(pool);
@@ -313,7 +311,7 @@ export function enqueuePools(
   vms.cache.onChange((change) => {
     reconciler.countClaim(change);
     const keys = [change.object, change.previous].map((vm) => vm && poolKeyOf(vm));
-    new Set(keys).forEach((key) => key !== undefined && controller.enqueue(key));
+    new Set(keys).forEach((key) => key !== undefined && controller.enqueueAfter(key, FOLD_MILLISECONDS));
   });
   const enqueueAll = (): void => pools.cache.list().forEach((pool) => controller.enqueue(keyOf(pool)));
   vmConfigs.cache.onChange(enqueueAll);

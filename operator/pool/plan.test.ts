@@ -69,8 +69,10 @@ async function run(model: PoolModel, minutes: number): Promise<void> {
 }
 
 describe('a VMPool', () => {
-  it('fills itself, four VMs at once until one of them was Ready', () => {
-    expect(outcome({ replicas: 9 }, [])).toEqual([[], 4, undefined]);
+  it('fills itself, four VMs at once until one of them was Ready, and then more', () => {
+    expect(outcome({ replicas: 99 }, [])).toEqual([[], 16, undefined]);
+    const unplaced = member('a', { state: 'unplaced', isUnschedulable: true });
+    expect(outcome({ replicas: 99 }, [unplaced])).toEqual([[], 3, undefined]);
     const starting = member('a', { state: 'starting' });
     const unproven = { revision: 'new' };
     expect(outcome({ replicas: 9 }, [starting], unproven)).toEqual([[], 3, undefined]);

@@ -8,8 +8,13 @@ import { waitAfter } from '../../base/backoff.ts';
 import { soonest, timestamp } from '../../base/time.ts';
 import type { PoolMember, ObservedPool } from './observe.ts';
 
-/** Largest number of VMs that a pool makes in one step, and that start at once before one of their revision was Ready. */
+/** Largest number of VMs that start at once before one of their revision was Ready. */
 const AT_ONCE = 4;
+/**
+ * Largest number of VMs that a pool makes in one step, once one of their revision was Ready. A step takes 0.1 s, so a pool makes more VMs than
+ * a control plane of two processors starts, and other requests are not delayed by more than one step.
+ */
+const REFILL = 16;
 /** Number of VMs above `replicas` while VMs are replaced. */
 export const SURGE = 1;
 /** Number of VMs in a row that fail before the pool makes no more. */
@@ -251,7 +256,8 @@ function attempts(observed: ObservedPool, failures: Failures, unready: number): 
   }
   if (isProven(observed)) {
     // More VMs that wait for a host would be of no use.
-    return AT_ONCE - observed.members.filter(({ isUnschedulable }) => isUnschedulable).length;
+    const waiting = observed.members.filter(({ isUnschedulable }) => isUnschedulable).length;
+    return waiting > 0 ? AT_ONCE - waiting : REFILL;
   }
   const isFirst = isRollingOut(observed, failures) && living(observed).some(({ state }) => state === 'ready');
   return (isFirst ? 1 : AT_ONCE) - unready;

@@ -134,7 +134,7 @@ function workOf(
       message: `${state}. ${missing ?? whyHeld(plan.held, outcome.failures)}`,
     };
   }
-  const unplaced = members.filter((one) => one.state === 'unplaced');
+  const unplaced = members.filter(({ isUnschedulable }) => isUnschedulable);
   const isOnlyUnplaced =
     unplaced.length > 0 && !members.some(({ state: one }) => one === 'starting' || one === 'booted');
   return isOnlyUnplaced

@@ -1,5 +1,8 @@
 /** Watches the Nodes of hosts, the Pods on hosts, namespaces and the VMs of pools, with the server's own identity. */
+import { EventEmitter, on } from 'node:events';
+import { LRUCache } from 'lru-cache';
 import type { Logger } from 'pino';
+import type { ClaimAttempts, PoolMembers } from '../../actions/claim.ts';
 import { listedImages } from '../../api/v1alpha1/reference.ts';
 import {
   CORDONED_FOR_ANNOTATION,
@@ -8,10 +11,11 @@ import {
   POOL_LABEL,
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
+import { isClaimable, poolUidOf } from '../../api/v1alpha1/poolmembers.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { isHostCondition } from '../../api/http/host.ts';
-import { keepFields, type Ref } from '../../kube/objects.ts';
+import { keepFields } from '../../kube/objects.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { NAMESPACES, type Namespace, NODES, type Node, PODS, type Pod } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
@@ -21,12 +25,17 @@ import { StatusError } from '../http/errors.ts';
 const PODS_BY_NODE = 'node';
 /** Name of the index that finds VMs by the key (`namespace/name`) of the pool in their label. */
 const VMS_BY_POOL = 'pool';
+/** Largest number of versions of VMs whose claims are known. It is many times the number of claims within the delay of a watch. */
+const ATTEMPTS = 8_192;
 
 export class ServerWatches {
   readonly #nodes: Informer<Node>;
   readonly #pods: Informer<Pod>;
   readonly #namespaces: Informer<Namespace>;
   readonly #poolVMs: Informer<VM>;
+  /** Emits the VMs of pools that become ready, by the key of the pool. */
+  readonly #readyVMs = new EventEmitter().setMaxListeners(0);
+  readonly #attempts = new LRUCache<string, true>({ max: ATTEMPTS });
   #isFilled = false;
 
   constructor(client: KubeClient, logger: Logger) {
@@ -46,9 +55,12 @@ export class ServerWatches {
       logger,
       labelSelector: POOL_LABEL,
       transform: trimVM,
-      indexes: {
-        [VMS_BY_POOL]: ({ metadata: { namespace, labels } }) => [`${namespace}/${labels?.[POOL_LABEL]}`],
-      },
+      indexes: { [VMS_BY_POOL]: (vm) => [poolKeyOf(vm)] },
+    });
+    this.#poolVMs.cache.onChange(({ type, object }) => {
+      if (type !== 'deleted' && isClaimable(object, poolUidOf(object))) {
+        this.#readyVMs.emit(poolKeyOf(object), object);
+      }
     });
   }
 
@@ -90,10 +102,34 @@ export class ServerWatches {
     return this.#pods.cache.byIndex(PODS_BY_NODE, host);
   }
 
-  /** Returns the VMs with the label of the pool. @throws StatusError 503 before all watched objects have been read. */
-  membersOf({ namespace, name }: Required<Ref>): readonly Readonly<VM>[] {
-    this.#requireFilled();
-    return this.#poolVMs.cache.byIndex(VMS_BY_POOL, `${namespace}/${name}`);
+  /** VMs of pools. @throws StatusError 503 before all watched objects have been read. */
+  readonly members: PoolMembers = {
+    list: async ({ metadata: { namespace, name } }) => {
+      this.#requireFilled();
+      const items = this.#poolVMs.cache.byIndex(VMS_BY_POOL, `${namespace}/${name}`);
+      return await Promise.resolve({ items, resourceVersion: this.#poolVMs.cache.resourceVersion });
+    },
+    follow: ({ metadata: { namespace, name } }, _resourceVersion, signal) =>
+      this.#readyMembers(`${namespace}/${name}`, signal),
+  };
+
+  /** Claims of all callers of this process. */
+  readonly attempts: ClaimAttempts = {
+    has: (version) => this.#attempts.has(version),
+    add: (version) => void this.#attempts.set(version, true),
+    delete: (version) => this.#attempts.delete(version),
+  };
+
+  /** Yields each VM of the pool that becomes ready from now on. @throws the signal's reason when the signal aborts. */
+  async *#readyMembers(key: string, signal: AbortSignal): AsyncGenerator<Readonly<VM>> {
+    try {
+      for await (const [vm] of on(this.#readyVMs, key, { signal })) {
+        yield vm as Readonly<VM>;
+      }
+    } catch (error) {
+      signal.throwIfAborted();
+      throw error;
+    }
   }
 
   /** Returns all namespaces of the cluster. @throws StatusError 503 before all watched objects have been read. */
@@ -143,6 +179,11 @@ function trimPod({ apiVersion, kind, metadata, spec, status }: Pod): Pod {
     },
     ...(status?.phase === undefined ? {} : { status: { phase: status.phase } }),
   };
+}
+
+/** Returns the key (`namespace/name`) of the pool in the label of the VM. */
+function poolKeyOf({ metadata: { namespace, labels } }: Readonly<VM>): string {
+  return `${namespace}/${labels?.[POOL_LABEL]}`;
 }
 
 /** Keeps only the fields of a pool's VM that a claim reads. */

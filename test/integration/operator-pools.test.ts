@@ -1,7 +1,7 @@
 /** VMPools with a real API server, scheduler, operator and HTTP API. The hosts are simulated, so VMs become Ready within a second. */
 import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { type Claim, claimVM } from '../../actions/claim.ts';
+import { type Claim, claimVM, membersBy } from '../../actions/claim.ts';
 import { CLAIMED_BY_ANNOTATION, CLAIMED_FROM_LABEL, POOL_LABEL } from '../../api/v1alpha1/names.ts';
 import { poolUidOf } from '../../api/v1alpha1/poolmembers.ts';
 import { VM_POOLS, VMS } from '../../api/v1alpha1/resources.ts';
@@ -145,12 +145,11 @@ describe('a VMPool', () => {
     const client = cluster.client();
     using watch = watchMembers('busy');
     await watch.synced;
-    const access = {
-      client,
-      watches: client.transport,
-      username: USER,
-      membersOf: () => Promise.resolve(watch.list()),
-    };
+    const own = { client, watches: client.transport };
+    const list = async () => await Promise.resolve({ items: watch.list(), resourceVersion: '' });
+    const members = { ...membersBy(own), list };
+    // Each client is a process of its own, so they try the same VMs.
+    const access = () => ({ ...own, username: USER, members, attempts: new Set<string>() });
     const claimed: Claim[] = [];
     const refusals: unknown[] = [];
     let left = CLAIMS;
@@ -161,7 +160,7 @@ describe('a VMPool', () => {
           left -= 1;
           const goal = { whenEmpty: 'fail', aliveUntil: undefined, minutes: 1 } as const;
           const request = { namespace, pool: 'busy', ...goal, signal: NEVER };
-          await claimVM(access, request).then(
+          await claimVM(access(), request).then(
             (claim) => claimed.push(claim),
             (error: unknown) => refusals.push(error),
           );

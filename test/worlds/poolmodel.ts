@@ -140,7 +140,7 @@ export class PoolModel {
       client,
       consistency: this.#consistency,
       recorder: { event: () => undefined } as never,
-      metrics: { claimed: () => undefined, failed: () => undefined },
+      metrics: { claimed: () => undefined, failed: () => undefined, ran: () => undefined },
       isLeader: () => true,
     });
   }
