@@ -1,6 +1,8 @@
 /** Starts a program of the control plane, stops it at a signal, reports a failure to start, and survives rejected promises. */
+import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
 import { ConfigError } from '../base/config.ts';
+import { type LogOptions, programLogger } from '../base/log.ts';
 
 /** Exit code if the configuration or the arguments contain a mistake, which the caller must correct. */
 const EXIT_CONFIGURATION = 2;
@@ -41,6 +43,46 @@ export async function runUntilSignal(
   process.once('SIGTERM', () => void stop());
   process.once('SIGINT', () => void stop());
   running = await start(() => exit(EXIT_FAILURE));
+}
+
+/** What a program starts with. */
+export interface StartArguments<Config> {
+  readonly config: Config;
+  readonly kubeconfigPath: string | undefined;
+  readonly logger: Logger;
+  /** Ends the process at once with a failure. */
+  readonly fail: () => void;
+}
+
+export interface Program<Config> {
+  /** Name in the log, for example `berth-operator`. */
+  readonly name: string;
+  /** Reads the configuration. `path` is undefined for the defaults. @throws ConfigError */
+  readonly loadConfig: (path: string | undefined) => Config;
+  readonly start: (start: StartArguments<Config>) => Promise<Running>;
+}
+
+/**
+ * Runs a program with the arguments `--config FILE` and `--kubeconfig FILE` until a signal. The level of its log follows the file. If the
+ * program cannot start, its reason is written and the process exits.
+ */
+export async function runProgram<Config extends { readonly logLevel: NonNullable<LogOptions['level']> }>(
+  program: Program<Config>,
+): Promise<void> {
+  const { name, loadConfig, start } = program;
+  try {
+    const { values } = parseArgs({ options: { config: { type: 'string' }, kubeconfig: { type: 'string' } } });
+    const { config: file, kubeconfig: kubeconfigPath } = values;
+    const config = loadConfig(file);
+    const logger = programLogger({
+      program: name,
+      level: config.logLevel,
+      levelFile: file === undefined ? undefined : { file, read: () => loadConfig(file).logLevel },
+    });
+    await runUntilSignal(logger, async (fail) => await start({ config, kubeconfigPath, logger, fail }));
+  } catch (error) {
+    exitWith(error);
+  }
 }
 
 /**

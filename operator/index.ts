@@ -347,7 +347,7 @@ function servedNamespaces({ namespaces }: OperatorWatches, config: OperatorConfi
 const FEW_WORKERS = 4;
 
 /** Creates a controller that runs the reconciler. `own.ready` returns true if the cache contains this process's latest change for a key. */
-export function controllerFor(
+function controllerFor(
   { logger, registry }: { readonly logger: Logger; readonly registry: Registry },
   name: string,
   { workers = FEW_WORKERS, exists = () => true }: Settings,
@@ -360,6 +360,6 @@ export function controllerFor(
 }
 
 /** Returns a function that tells whether one of the caches has an object for a key. */
-export function existsIn(...informers: { readonly cache: { get(key: string): unknown } }[]) {
+function existsIn(...informers: { readonly cache: { get(key: string): unknown } }[]) {
   return (key: string): boolean => informers.some(({ cache }) => cache.get(key) !== undefined);
 }

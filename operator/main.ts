@@ -3,16 +3,15 @@
  * `node operator/main.ts uninstall …` removes the objects that operator and agents wrote: see uninstall.ts.
  */
 import '../base/heap.ts';
-import { parseArgs } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
 import { programLogger } from '../base/log.ts';
 import { loadConfig } from './config/config.ts';
 import { KubeClient } from '../kube/client.ts';
 import { loadConnection } from '../kube/credentials.ts';
 import { createMetrics } from '../kube/metrics.ts';
-import { exitWith, runUntilSignal } from '../kube/program.ts';
+import { exitWith, runProgram } from '../kube/program.ts';
 import { Transport } from '../kube/transport.ts';
-import { Operator } from './operator.ts';
+import { startOperator } from './operator.ts';
 import { readUninstallOptions, RefusedError, uninstall } from './uninstall.ts';
 
 // This flag makes V8 mark garbage in one pause. Without the flag, the program continues to allocate memory while V8 marks: with 300 VMs,
@@ -22,28 +21,6 @@ setFlagsFromString('--no-incremental-marking');
 // was the same. TurboFan stays on if Maglev, the first optimizing compiler, is not built in.
 if (Number(Reflect.get(process.config.variables, 'v8_enable_maglev')) === 1) {
   setFlagsFromString('--no-turbofan');
-}
-
-async function main(): Promise<void> {
-  const { values } = parseArgs({ options: { config: { type: 'string' }, kubeconfig: { type: 'string' } } });
-  const { config: file } = values;
-  const config = loadConfig(file);
-  const logger = programLogger({
-    program: 'berth-operator',
-    level: config.logLevel,
-    levelFile: file === undefined ? undefined : { file, read: () => loadConfig(file).logLevel },
-  });
-  await runUntilSignal(
-    logger,
-    async (fail) =>
-      await Operator.start({
-        config,
-        kubeconfigPath: values.kubeconfig,
-        podName: process.env['BERTH_POD_NAME'],
-        logger,
-        onLost: fail,
-      }),
-  );
 }
 
 async function runUninstall(args: readonly string[]): Promise<void> {
@@ -60,8 +37,17 @@ async function runUninstall(args: readonly string[]): Promise<void> {
 }
 
 const [, , command, ...rest] = process.argv;
-try {
-  await (command === 'uninstall' ? runUninstall(rest) : main());
-} catch (error) {
-  exitWith(error, (reason) => reason instanceof RefusedError);
+if (command === 'uninstall') {
+  try {
+    await runUninstall(rest);
+  } catch (error) {
+    exitWith(error, (reason) => reason instanceof RefusedError);
+  }
+} else {
+  await runProgram({
+    name: 'berth-operator',
+    loadConfig,
+    start: async ({ fail, ...start }) =>
+      await startOperator({ ...start, podName: process.env['BERTH_POD_NAME'], onLost: fail }),
+  });
 }

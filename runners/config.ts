@@ -10,6 +10,10 @@ import {
 import { DEFAULT_NAMESPACE, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
 
 const namespaceName = z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
+const serverName = z
+  .string()
+  .max(260)
+  .regex(/^[a-z0-9.-]+(:\d{1,5})?$/, 'Use a host name in small letters, with a port if it is not 443');
 const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);
 
 export const configSchema = z.strictObject({
@@ -21,6 +25,13 @@ export const configSchema = z.strictObject({
       served: z.array(namespaceName).max(256).default([]),
     })
     .prefault({}),
+  /** Servers of GitHub that may have any address, also a private one: `ghes.example`, or `ghes.example:8443` for another port than 443. */
+  privateServers: z.array(serverName).max(64).default([]),
+  /** Networks of the cluster's Pods, Services and Nodes. The program connects to none of them, except to `privateServers`. */
+  clusterCIDRs: z
+    .array(z.union([z.cidrv4(), z.cidrv6()]))
+    .max(256)
+    .default([]),
   metrics: z
     .strictObject({
       /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */

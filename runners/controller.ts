@@ -9,7 +9,6 @@ import type { VMConfig } from '../api/v1alpha1/vmconfig.ts';
 import { waitAfter } from '../base/backoff.ts';
 import { inParallel } from '../base/concurrency.ts';
 import { messageOf } from '../base/errors.ts';
-import type { Proxies } from '../base/proxy.ts';
 import { soonest } from '../base/time.ts';
 import type { KubeClient } from '../kube/client.ts';
 import type { Consistency } from '../kube/consistency.ts';
@@ -21,6 +20,7 @@ import type { Informer } from '../kube/informer.ts';
 import { mergeDiff } from '../kube/mergepatch.ts';
 import { refOf } from '../kube/objects.ts';
 import { GitHubError } from './github/error.ts';
+import type { GitHubNetwork } from './github/http.ts';
 import { deleteVM, FIELD_MANAGER, makeRunner, prolongVM, readVM, type RunnerPlace } from './machines.ts';
 import type { RunnerMetrics } from './metrics.ts';
 import { countPlaces } from './places.ts';
@@ -72,7 +72,7 @@ export interface RunnerSetOptions {
   readonly consistency: Consistency;
   readonly recorder: EventRecorder<Reason>;
   readonly metrics: RunnerMetrics;
-  readonly proxies: Proxies;
+  readonly network: GitHubNetwork;
   /** Name of this process for people at GitHub. */
   readonly owner: string;
   readonly logger: Logger;
@@ -134,11 +134,11 @@ export class RunnerSetReconciler {
   }
 
   #serve(key: string, set: Readonly<RunnerSet>): ServedSet {
-    const { client, proxies, owner, metrics, logger, clock, enqueue } = this.#options;
+    const { client, network, owner, metrics, logger, clock, enqueue } = this.#options;
     const state = new ServedSet({
       set,
       client,
-      proxies,
+      network,
       owner,
       capacity: () => this.#capacity(key),
       onChange: () => enqueue(key),

@@ -1,39 +1,27 @@
-/** Starts the parts of the runners for GitHub in this order: servers → caches → election → controller. Stops them in the reverse order. */
-import { randomUUID } from 'node:crypto';
+/** Starts the runners for GitHub. */
 import { hostname } from 'node:os';
-import { setTimeout as delay } from 'node:timers/promises';
 import type { Logger } from 'pino';
-import type { Registry } from 'prom-client';
 import { HOST_KEY, HOST_VALUE, SCALE_SET_LABEL, WORKLOAD_LABEL } from '../api/v1alpha1/names.ts';
 import type { Reason } from '../api/v1alpha1/reasons.ts';
 import { RUNNER_SETS, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
+import { Addresses } from '../base/addresses.ts';
 import { Proxies } from '../base/proxy.ts';
-import { configuredCertificate, selfMadeCertificate } from '../kube/certificates/serving.ts';
-import { KubeClient } from '../kube/client.ts';
+import type { KubeClient } from '../kube/client.ts';
 import { Consistency } from '../kube/consistency.ts';
 import { Controller } from '../kube/controller.ts';
 import { NAMESPACES, type Node, NODES, type Pod, PODS } from '../kube/core.ts';
-import { type Connection, loadConnection } from '../kube/credentials.ts';
-import { EventRecorder } from '../kube/events.ts';
 import { Informer } from '../kube/informer.ts';
-import { type LeaderElection, runLeaderElection } from '../kube/lease.ts';
-import { createMetrics } from '../kube/metrics.ts';
+import { type LedParts, LedProgram, type LedTools } from '../kube/ledprogram.ts';
 import { type KubeObject, keepFields, keyOf } from '../kube/objects.ts';
-import { Authorizer } from '../kube/serving/authorization.ts';
-import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
-import type { RunningServer } from '../kube/serving/httpserver.ts';
-import { Transport } from '../kube/transport.ts';
+import type { Running } from '../kube/program.ts';
 import type { RunnersConfig } from './config.ts';
 import { type NamespaceWatches, RunnerSetReconciler, VMS_BY_SET } from './controller.ts';
+import type { GitHubNetwork } from './github/http.ts';
 import { RunnerMetrics } from './metrics.ts';
 
-const LEASE_NAME = 'berth-runners';
+const ADVICE = 'to allow this server, name it in privateServers (chart value runners.privateServers)';
 /** Sets that are reconciled at the same time. A set waits for GitHub, and a silent server must not delay the sets of others. */
 const WORKERS = 64;
-/** Time in milliseconds for running passes, and for the ends of the message sessions. Kubernetes gives a Pod 30 s to stop. */
-const DRAIN_MILLISECONDS = 15_000;
-/** Time in milliseconds for the last Events. */
-const LAST_EVENTS_MILLISECONDS = 500;
 
 export interface RunnersStart {
   readonly config: RunnersConfig;
@@ -43,164 +31,66 @@ export interface RunnersStart {
   readonly onLost: () => void;
 }
 
-export class Runners {
-  readonly #start: RunnersStart;
-  readonly #registry: Registry = createMetrics();
-  readonly #client: KubeClient;
-  readonly #leaseClient: KubeClient;
-  readonly #recorder: EventRecorder<Reason>;
-  readonly #identity = `${hostname()}-${randomUUID()}`;
-  readonly #candidacy = new AbortController();
-  readonly #working = new AbortController();
-  readonly #watching = new AbortController();
-  readonly #servers: RunningServer[] = [];
-  readonly #informers: readonly Informer<KubeObject>[];
-  readonly #controller: Controller;
-  readonly #reconciler: RunnerSetReconciler;
-  #election: LeaderElection | undefined;
-  #isSynced = false;
-  #isWorking = false;
+/** Resolves when the servers of the program listen. At that time, its caches can still be empty. */
+export async function startRunners(start: RunnersStart): Promise<Running> {
+  const { config } = start;
+  return await LedProgram.start<Reason>({
+    ...start,
+    name: 'berth-runners',
+    reportingController: 'berth.dev/runners',
+    createParts: (tools) => createParts(config, tools),
+  });
+}
 
-  private constructor(start: RunnersStart, connection: Connection) {
-    const { config, logger } = start;
-    this.#start = start;
-    const options = { metrics: this.#registry, userAgent: 'berth-runners' };
-    this.#client = new KubeClient(new Transport(connection, options));
-    this.#leaseClient = new KubeClient(new Transport(connection, options));
-    this.#client.guard = () => this.#election?.isHeld() === true;
-    this.#recorder = new EventRecorder<Reason>(this.#client, {
-      reportingController: 'berth.dev/runners',
-      reportingInstance: this.#identity,
-      logger,
-    });
-    const watches = new Map(
-      config.namespaces.served.map((name) => [name, watchNamespace(this.#client, name, logger)]),
-    );
-    const cluster = watchCluster(this.#client, logger);
-    this.#informers = [cluster, ...watches.values()].flatMap(
-      (group) => Object.values(group) as Informer<KubeObject>[],
-    );
-    const consistency = new Consistency();
-    this.#reconciler = new RunnerSetReconciler({
-      client: this.#client,
-      watches,
-      defaultNamespace: config.namespaces.default,
-      ...cluster,
-      consistency,
-      recorder: this.#recorder,
-      metrics: new RunnerMetrics(this.#registry, {
-        isLeader: () => this.#isWorking,
-        sets: () => [...watches.values()].flatMap(({ sets }) => sets.cache.list()),
-      }),
-      proxies: new Proxies(process.env),
-      owner: hostname(),
-      logger,
-      clock: Date.now,
-      enqueue: (key) => this.#controller.enqueue(key),
-      signal: this.#working.signal,
-    });
-    this.#controller = new Controller({
-      name: 'runnerset',
-      workers: WORKERS,
-      reconcile: this.#reconciler.reconcile.bind(this.#reconciler),
-      ready: consistency.ready.bind(consistency),
-      logger,
-      metrics: this.#registry,
-    });
-    enqueueSets(this.#controller, [...watches.values()]);
-  }
+function createParts(config: RunnersConfig, tools: LedTools<Reason>): LedParts {
+  const { client, registry, logger, isLeader } = tools;
+  const watches = new Map(
+    config.namespaces.served.map((name) => [name, watchNamespace(client, name, logger)]),
+  );
+  const cluster = watchCluster(client, logger);
+  const consistency = new Consistency();
+  const reconciler = new RunnerSetReconciler({
+    ...tools,
+    ...cluster,
+    watches,
+    defaultNamespace: config.namespaces.default,
+    consistency,
+    metrics: new RunnerMetrics(registry, {
+      isLeader,
+      sets: () => [...watches.values()].flatMap(({ sets }) => sets.cache.list()),
+    }),
+    network: readNetwork(config),
+    owner: hostname(),
+    clock: Date.now,
+    enqueue: (key) => controller.enqueue(key),
+  });
+  const controller = new Controller({
+    name: 'runnerset',
+    workers: WORKERS,
+    reconcile: reconciler.reconcile.bind(reconciler),
+    ready: consistency.ready.bind(consistency),
+    logger,
+    metrics: registry,
+  });
+  enqueueSets(controller, [...watches.values()]);
+  const groups = [cluster, ...watches.values()];
+  return {
+    informers: groups.flatMap((group) => Object.values(group) as Informer<KubeObject>[]),
+    controllers: [controller],
+    end: reconciler.stop.bind(reconciler),
+  };
+}
 
-  /** Resolves when the servers listen. The caches can still be empty then. When they are filled, this process takes part in the election. */
-  static async start(start: RunnersStart): Promise<Runners> {
-    const connection = await loadConnection({ kubeconfigPath: start.kubeconfigPath });
-    const runners = new Runners(start, connection);
-    await runners.#listen();
-    runners.#watch();
-    return runners;
-  }
-
-  /** Port of the metrics. */
-  get metricsPort(): number {
-    return this.#servers[0]?.port ?? 0;
-  }
-
-  async #listen(): Promise<void> {
-    const { config, logger } = this.#start;
-    const { metrics, health } = config;
-    const selfMade = () =>
-      selfMadeCertificate({
-        commonName: metrics.dnsNames[0] ?? LEASE_NAME,
-        dnsNames: metrics.dnsNames,
-        ipAddresses: ['127.0.0.1'],
-      });
-    this.#servers.push(
-      await serveMetrics({
-        listen: metrics.address,
-        metrics: this.#registry,
-        authorizer: new Authorizer(this.#leaseClient),
-        certificates: configuredCertificate(metrics, selfMade),
-        logger,
-      }),
-      await serveHealth({
-        listen: health.address,
-        live: { process: () => undefined },
-        ready: { caches: () => (this.#isSynced ? undefined : 'the caches are not filled yet') },
-        logger,
-      }),
-    );
-    logger.info({ metrics: metrics.address, health: health.address }, 'listening');
-  }
-
-  #watch(): void {
-    const { logger } = this.#start;
-    for (const informer of this.#informers) {
-      informer.start(this.#watching.signal);
-    }
-    Promise.all(this.#informers.map((informer) => informer.synced)).then(
-      () => this.#standForElection(),
-      (error: unknown) => logger.debug({ err: error }, 'stopped before the caches were filled'),
-    );
-  }
-
-  #standForElection(): void {
-    const { config, logger, onLost } = this.#start;
-    const { leaseDurationSeconds, renewDeadlineSeconds, retryPeriodSeconds } = config.leaderElection;
-    this.#isSynced = true;
-    this.#election = runLeaderElection({
-      client: this.#leaseClient,
-      namespace: config.namespaces.system,
-      name: LEASE_NAME,
-      identity: this.#identity,
-      lease: {
-        duration: leaseDurationSeconds * 1000,
-        renewDeadline: renewDeadlineSeconds * 1000,
-        retry: retryPeriodSeconds * 1000,
-      },
-      logger,
-      signal: this.#candidacy.signal,
-      metrics: this.#registry,
-      onStartedLeading: () => {
-        this.#isWorking = true;
-        this.#controller.start(this.#working.signal);
-      },
-      onLost,
-    });
-  }
-
-  /** Finishes running passes, ends the message sessions and releases the lease. Then ends the watches and the servers. */
-  async stop(): Promise<void> {
-    this.#candidacy.abort();
-    if (this.#isWorking) {
-      this.#working.abort();
-      const ended = this.#controller.drained().then(async () => await this.#reconciler.stop());
-      await Promise.race([ended, delay(DRAIN_MILLISECONDS, undefined, { ref: false })]);
-      await this.#recorder.flush(LAST_EVENTS_MILLISECONDS);
-      await this.#election?.release();
-    }
-    await this.#election?.done;
-    this.#watching.abort();
-    await Promise.all(this.#servers.map((server) => server.close()));
-  }
+function readNetwork({ clusterCIDRs, privateServers }: RunnersConfig): GitHubNetwork {
+  return {
+    proxies: new Proxies(process.env),
+    addresses: new Addresses({
+      refusesPrivate: true,
+      clusterCIDRs,
+      namedHosts: privateServers,
+      advice: ADVICE,
+    }),
+  };
 }
 
 function watchNamespace(client: KubeClient, namespace: string, logger: Logger): NamespaceWatches {

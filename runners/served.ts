@@ -1,6 +1,5 @@
 /** State of one set that this process serves: its listener, the last numbers of GitHub, and what earlier passes left. */
 import { messageOf } from '../base/errors.ts';
-import type { Proxies } from '../base/proxy.ts';
 import { retryAfterOf, waitAsked } from '../api/v1alpha1/reasons.ts';
 import type { RunnerSet, RunnerSetSpec, Statistics } from '../api/v1alpha1/runnerset.ts';
 import type { KubeClient } from '../kube/client.ts';
@@ -13,7 +12,7 @@ import { GitHub } from './github/client.ts';
 import { readAuthorities, readCredentials } from './github/credentials.ts';
 import { GitHubError } from './github/error.ts';
 import { Exchange } from './github/exchange.ts';
-import { GitHubHttp } from './github/http.ts';
+import { GitHubHttp, type GitHubNetwork } from './github/http.ts';
 import { Tokens } from './github/tokens.ts';
 import { Listener, type News, type OpenGitHub } from './listener.ts';
 import { namePrefix, scaleSetName } from './machines.ts';
@@ -33,7 +32,7 @@ export const NO_FAILURES = { count: 0, until: 0 };
 export interface ServedOptions {
   readonly set: Readonly<RunnerSet>;
   readonly client: KubeClient;
-  readonly proxies: Proxies;
+  readonly network: GitHubNetwork;
   /** Name of this process for people at GitHub. */
   readonly owner: string;
   /** Returns the number of jobs that the set can run at the same time. */
@@ -147,7 +146,7 @@ export class ServedSet {
     { url, credentialSecret, caSecret }: RunnerSetSpec['github'],
     signal: AbortSignal,
   ): Promise<OpenGitHub> {
-    const { proxies, clock } = this.#options;
+    const { network, clock } = this.#options;
     const address = parseAddress(url);
     const credentials = readCredentials(
       await this.#read(credentialSecret, signal),
@@ -156,7 +155,7 @@ export class ServedSet {
     );
     const authorities =
       caSecret === undefined ? undefined : readAuthorities(await this.#read(caSecret, signal), caSecret);
-    const http = new GitHubHttp({ authorities, proxies });
+    const http = new GitHubHttp({ authorities, ...network });
     const exchange = new Exchange(http);
     const tokens = new Tokens({ exchange, address, credentials, clock });
     return { github: new GitHub({ exchange, tokens, address }), close: async () => await http.close() };

@@ -16,6 +16,7 @@ import { launch } from './providers/provider.ts';
 import {
   type OperatorProgram,
   type OperatorProcess,
+  type RunnersProgram,
   type ServerOptions,
   type ServerProcess,
   startOperator,
@@ -147,9 +148,9 @@ export class Cluster {
     return startServer(this.directory, join(this.directory, 'server.kubeconfig'), options);
   }
 
-  /** Starts the runners for GitHub in these namespaces, with the rights of their ServiceAccount. */
-  startRunners(namespaces: readonly string[]): Promise<OperatorProcess> {
-    return startRunners(this.directory, join(this.directory, 'runners.kubeconfig'), namespaces);
+  /** Starts the runners for GitHub with the rights of their ServiceAccount. */
+  startRunners(program: RunnersProgram): Promise<OperatorProcess> {
+    return startRunners(this.directory, join(this.directory, 'runners.kubeconfig'), program);
   }
 
   /** Creates a namespace that Berth can serve, with Pod Security `privileged`. */

@@ -176,11 +176,18 @@ export async function startOperator(
   });
 }
 
-/** Starts the bundle of the runners for GitHub in these namespaces, as its image does. Resolves when it reports that it is ready. */
+export interface RunnersProgram {
+  /** Namespaces whose RunnerSets are served. */
+  namespaces: readonly string[];
+  /** Servers that may have private addresses, for example a stub of GitHub on loopback. */
+  privateServers: readonly string[];
+}
+
+/** Starts the bundle of the runners for GitHub, as its image does. Resolves when it reports that it is ready. */
 export async function startRunners(
   directory: string,
   kubeconfig: string,
-  namespaces: readonly string[],
+  { namespaces, privateServers }: RunnersProgram,
 ): Promise<ProgramProcess> {
   await bundleInto(join(ROOT, 'dist'), { runners: ENTRY_POINTS.runners });
   const [metricsPort, healthPort] = (await freePorts(2)) as [number, number];
@@ -190,6 +197,7 @@ export async function startRunners(
     kubeconfig,
     config: {
       namespaces: { served: namespaces },
+      privateServers,
       metrics: { address: `127.0.0.1:${metricsPort}` },
       health: { address: `127.0.0.1:${healthPort}` },
     },

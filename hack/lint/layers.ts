@@ -32,7 +32,7 @@ export const WINGS: Readonly<Record<string, Wing>> = {
   kube: {
     imports: ['base'],
     content:
-      'Kubernetes client machinery that knows nothing of VMs: transport, watch cache, queue, read-your-own-writes, leader election, Events. `kube/serving/` serves HTTPS and asks the API server for the rights of callers. `kube/certificates/` makes and reads certificates and their requests.',
+      'Kubernetes client machinery that knows nothing of VMs: transport, watch cache, queue, read-your-own-writes, leader election, Events. `kube/ledprogram.ts` is the skeleton of a program whose replicas elect a leader. `kube/serving/` serves HTTPS and asks the API server for the rights of callers. `kube/certificates/` makes and reads certificates and their requests.',
     runs: 'library',
   },
   operator: {
@@ -90,7 +90,7 @@ export const WINGS: Readonly<Record<string, Wing>> = {
 export const ORDER: Readonly<Record<string, string>> = {
   api: 'v1alpha1 < http',
   'api/v1alpha1': 'reasons < .',
-  kube: 'certificates < . < serving',
+  kube: 'certificates < . < serving < ledprogram.ts',
   operator:
     'config < objects < tasks roles < image host < podbacked < vm < snapshot server imagecache imagestorage certificates emulator foreignpods < pool < .',
   'operator/server': 'drivers < . < demand',

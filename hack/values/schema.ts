@@ -123,6 +123,10 @@ const server = z.strictObject({
 const namespace = text.regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
 const runners = z.strictObject({
   enabled: z.boolean(),
+  privateServers: z
+    .array(text.max(260).regex(/^[a-z0-9.-]+(:\d{1,5})?$/))
+    .max(64)
+    .meta({ examples: [['ghes.example:8443']] }),
   namespaces: z
     .array(z.strictObject({ name: namespace, secrets: z.array(text.min(1)).min(1) }))
     .max(256)

@@ -1,9 +1,11 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { Proxies } from '../../base/proxy.ts';
 import { createAuthority } from '../../hack/cluster/authority.ts';
 import { appValues, connectTo, githubSecret } from '../../test/support/github/client.ts';
 import type { SeenRequest } from '../../test/support/github/model.ts';
+import { HttpProxy } from '../../test/wires/httpproxy.ts';
 import { GitHubStub } from '../../test/support/github/stub.ts';
 import { parseAddress } from './address.ts';
 import type { GitHub } from './client.ts';
@@ -182,6 +184,53 @@ describe('a fault of GitHub', () => {
     });
     await untrusting.close();
     expect(stub.requests).toEqual([]);
+  });
+
+  it.each([
+    ['an address of this host', 'https://127.0.0.1:PORT/acme'],
+    ['a name that leads to this host', 'https://localhost:PORT/acme'],
+    ['a private address', 'https://10.1.2.3/acme'],
+    ['the metadata of a cloud', 'https://169.254.169.254/acme'],
+    ['a metadata address in a name', 'https://[fd00:ec2::254]/acme'],
+  ])('is not asked at all if it has %s, unless an administrator has named it', async (_, text) => {
+    const url = text.replace('PORT', stub.host.split(':')[1] ?? '');
+    const { host } = parseAddress(url);
+    await using proxy = await HttpProxy.open({ servers: {} });
+    const refused = {
+      reason: 'GitHubAddressRefused',
+      message: expect.stringContaining('is not allowed') as string,
+    };
+    for (const proxies of [new Proxies({}), new Proxies({ HTTPS_PROXY: proxy.url })]) {
+      const stranger = connectTo(stub, 'acme', {
+        url,
+        values: appValues(host),
+        namedHosts: ['ghes.example'],
+        proxies,
+      });
+      await expect(stranger.github.findGroup('default', never)).rejects.toMatchObject(refused);
+      await stranger.close();
+    }
+    expect([...stub.requests, ...proxy.requests]).toEqual([]);
+  });
+
+  it('cannot lead the long poll to a private address, nor tell its users where it leads', async () => {
+    const other = await GitHubStub.start();
+    const { id } = await github.createScaleSet({ groupID: 1, name: 'mac', labels: ['mac'] }, never);
+    const session = await github.openSession(id, 'berth', never);
+    const away = {
+      ...session,
+      messageQueueUrl: new URL(`${other.url('acme').replace('127.0.0.1', 'localhost')}/q`),
+    };
+    const error: unknown = await github
+      .nextMessage(away, { lastID: 0, capacity: 1 }, never)
+      .catch((thrown: unknown) => thrown);
+    expect(error).toMatchObject({
+      reason: 'GitHubAddressRefused',
+      message: 'The message queue: the address of localhost is not allowed',
+      cause: { message: expect.stringContaining('localhost resolves to') as string },
+    });
+    expect(other.requests).toEqual([]);
+    await other[Symbol.asyncDispose]();
   });
 
   it('of its clock is corrected: the proof of the App has the time of the server', async () => {

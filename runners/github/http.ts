@@ -1,10 +1,11 @@
-/** HTTPS requests to one server of GitHub. Every answer is bounded in size and time. No redirect is followed. */
-import { Agent, buildConnector, type Dispatcher } from 'undici';
+/** HTTPS requests to a server of GitHub, and to the servers that it names. Every answer is bounded in size and time. No redirect is followed. */
+import { Agent, type Dispatcher } from 'undici';
+import { AddressError, type Addresses, proxiedConnector } from '../../base/addresses.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
 import { JsonCheck, JsonError } from '../../base/json.ts';
 import { ByteCollector } from '../../base/lines.ts';
 import type { Proxies } from '../../base/proxy.ts';
-import { ProxyError, tunnelConnector } from '../../base/tunnel.ts';
+import { ProxyError } from '../../base/tunnel.ts';
 import { GitHubError } from './error.ts';
 
 /**
@@ -14,6 +15,8 @@ import { GitHubError } from './error.ts';
 const LIMITS = { bytes: 1024 * 1024, items: 32_768 };
 /** Time limit in milliseconds for a connection with TLS. */
 const CONNECT_MILLISECONDS = 10_000;
+/** Longest name of a host in messages, in characters. No longer name is in DNS. */
+const HOST_CHARACTERS = 253;
 /** Number of connections to one server. One of them has the long poll. */
 const CONNECTIONS = 6;
 /** Codes of errors of Node.js and OpenSSL about the certificate of a server. */
@@ -47,28 +50,34 @@ export interface GitHubHttpAnswer {
   readonly date: number | undefined;
 }
 
-export interface GitHubHttpOptions {
+/** How servers are reached. A user names the server, and its answers name further servers. */
+export interface GitHubNetwork {
+  readonly proxies: Proxies;
+  /** Rules for the addresses of servers. They are checked at each connection. */
+  readonly addresses: Addresses;
+}
+
+export interface GitHubHttpOptions extends GitHubNetwork {
   /** Certificates of authorities as PEM text. The default is the public authorities, and those of NODE_EXTRA_CA_CERTS. */
   readonly authorities: string | undefined;
-  readonly proxies: Proxies;
 }
 
 export class GitHubHttp {
   readonly #agent: Agent;
 
-  constructor({ authorities, proxies }: GitHubHttpOptions) {
+  constructor({ authorities, proxies, addresses }: GitHubHttpOptions) {
     const tls = {
       timeout: CONNECT_MILLISECONDS,
       allowH2: false,
       ...(authorities === undefined ? {} : { ca: authorities }),
     };
-    const direct = buildConnector(tls);
+    const direct = addresses.connector(tls);
     this.#agent = new Agent({
       connections: CONNECTIONS,
       connect: (target, callback) => {
         const { protocol, hostname, port } = target;
         const proxy = proxies.proxyFor({ protocol, hostname, port });
-        (proxy === undefined ? direct : tunnelConnector(proxy, tls))(target, callback);
+        (proxy === undefined ? direct : proxiedConnector(proxy, addresses, tls))(target, callback);
       },
     });
   }
@@ -161,6 +170,13 @@ function parseBody(check: JsonCheck, bytes: Buffer, status: number): unknown {
 }
 
 function networkError(cause: unknown, what: string): GitHubError {
+  if (cause instanceof AddressError) {
+    // The message does not tell the address, because it can be one that only this program can look up.
+    const host = cause.hostname.slice(0, HOST_CHARACTERS);
+    return new GitHubError('GitHubAddressRefused', `${what}: the address of ${host} is not allowed`, {
+      cause,
+    });
+  }
   const code = codeOf(cause) ?? '';
   if (cause instanceof ProxyError) {
     return new GitHubError('GitHubUnreachable', `${what}: ${cause.message}`, { cause });

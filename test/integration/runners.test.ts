@@ -139,7 +139,7 @@ describe('a RunnerSet', () => {
     await Promise.all(numbered('other', 3).map((name) => others.delete(name)));
   });
 
-  it('says why it has no session: another one, wrong credentials, a Secret for another server', async () => {
+  it('says why it has no session: another one, wrong credentials, a Secret or a server that is not allowed', async () => {
     stub.conflicts = 1;
     await world.createSet('conflict');
     await world.waitForReason('conflict', 'Connected', 'SessionConflict');
@@ -161,6 +161,12 @@ describe('a RunnerSet', () => {
     });
     await world.createSet('labels');
     await world.waitForReason('labels', 'Stalled', 'LabelsDiffer');
+    await world.createSecret('inside', { token: TOKEN, host: 'localhost:1' });
+    await world.createSet('inside', {}, { url: 'https://localhost:1/acme', credentialSecret: 'inside' });
+    const inside = await world.waitForReason('inside', 'Stalled', 'GitHubAddressRefused');
+    expect(conditionIn(inside.status, 'Connected')?.message).toBe(
+      'The registration token: the address of localhost is not allowed',
+    );
     await world.createSet('group', {}, { runnerGroup: 'nobody' });
     await world.waitForReason('group', 'Stalled', 'RunnerGroupNotFound');
     expect(

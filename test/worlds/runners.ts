@@ -59,7 +59,7 @@ export class RunnersWorld implements AsyncDisposable {
         apiGroups: [''],
         resources: ['secrets'],
         verbs: ['get'],
-        resourceNames: ['berth-github', 'authority', 'wrong', 'other'],
+        resourceNames: ['berth-github', 'authority', 'wrong', 'other', 'inside'],
       },
     ];
     await client.create(ROLES, { metadata: { namespace, name: 'berth-runners' }, rules });
@@ -81,7 +81,10 @@ export class RunnersWorld implements AsyncDisposable {
   }
 
   async startRunners(): Promise<void> {
-    this.runners = await this.cluster.startRunners([NAMESPACE]);
+    this.runners = await this.cluster.startRunners({
+      namespaces: [NAMESPACE],
+      privateServers: [this.stub.host],
+    });
   }
 
   async createSet(

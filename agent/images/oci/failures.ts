@@ -1,5 +1,6 @@
 /** Classifies failures of image fetches, and repeats work that can succeed on another try. */
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { AddressError } from '../../../base/addresses.ts';
 import { Backoff } from '../../../base/backoff.ts';
 import { pause } from '../../../base/time.ts';
 import { codeOf } from '../../../base/errors.ts';
@@ -110,13 +111,27 @@ export function networkError(error: unknown, what: string, signal?: AbortSignal)
   if (error instanceof TransientError) {
     return error;
   }
-  const known = [error, causeOf(error)].find((candidate) => candidate instanceof ReasonedError);
+  const known = [error, causeOf(error)].find(
+    (candidate) => candidate instanceof ReasonedError || candidate instanceof AddressError,
+  );
   if (known !== undefined) {
-    return known;
+    return known instanceof AddressError ? addressRefusal(known) : known;
   }
   const code = firstCodeOf(error) ?? firstCodeOf(causeOf(error)) ?? '';
   const final = new ReasonedError('ImageFetchFailed', `${what}: ${describeCause(code)}`, { cause: error });
   return TRANSIENT_CODES.has(code) ? new TransientError(final) : final;
+}
+
+/**
+ * Returns the error for a server whose address the rules refuse. Its message is for users. It does not tell to which address a name leads,
+ * nor why the address is refused, because both would tell about the network of this host.
+ */
+function addressRefusal(cause: AddressError): ReasonedError {
+  return new ReasonedError(
+    'ImageFetchFailed',
+    `The address of ${cause.hostname} is not allowed for images; an administrator can name the server in images.registries of the agent`,
+    { cause },
+  );
 }
 
 /** Counts the tries of one request or transfer, and waits between the tries. Positions are in bytes from the content's beginning. */

@@ -6,8 +6,8 @@ import { X509Certificate } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { Agent, type buildConnector, type Dispatcher, Pool } from 'undici';
-import { Addresses, type AddressRules, proxiedConnector } from './addresses.ts';
 import { networkError } from './failures.ts';
+import { Addresses, type AddressRules, proxiedConnector } from '../../../base/addresses.ts';
 import type { Proxies } from '../../../base/proxy.ts';
 import { type ConnectOptions, refusal } from '../../../base/tunnel.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
@@ -27,6 +27,8 @@ const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
  * limit is higher, because several images can come from one server at once.
  */
 const CONNECTIONS_PER_HOST = 32;
+const ADVICE =
+  'to allow this server, name it in images.registries of the agent; images.allowLoopbackHttp allows all addresses of the host itself';
 const REDIRECT_LIMIT = 5;
 const REDIRECTS = new Set([301, 302, 303, 307, 308]);
 /** HTTP status with which a proxy asks for credentials. */
@@ -41,7 +43,9 @@ export interface RegistrySettings {
   plainHttp?: boolean | undefined;
 }
 
-export interface RegistriesOptions extends AddressRules {
+export interface RegistriesOptions extends Pick<AddressRules, 'clusterCIDRs' | 'ownAddresses'> {
+  /** True to allow addresses of this host itself and link-local addresses, for example for a mirror on this host. */
+  allowLoopbackHttp: boolean;
   /** Registries with settings. An administrator has named them, so the agent may connect to them at any IP address. */
   registries: readonly RegistrySettings[];
   /** Proxies of this host. If absent, every server is reached directly. */
@@ -82,7 +86,12 @@ export class RegistryTransport {
 
   /** Reads the files of certificate authorities. @throws Error when a file cannot be read. */
   constructor(options: RegistriesOptions) {
-    this.#addresses = new Addresses(options);
+    this.#addresses = new Addresses({
+      ...options,
+      allowsLocal: options.allowLoopbackHttp,
+      namedHosts: options.registries.map(({ host }) => apiHost(host)),
+      advice: ADVICE,
+    });
     this.#proxies = options.proxies;
     for (const settings of options.registries) {
       const ca = settings.caFile === undefined ? {} : { ca: readFileSync(settings.caFile, 'utf8') };

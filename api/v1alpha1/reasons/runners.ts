@@ -50,6 +50,13 @@ export const RUNNER_REASONS = {
     says: 'GitHub answers with an error, or its answer is not valid',
     todo: 'Read the message',
   },
+  GitHubAddressRefused: {
+    seen: CONNECTION,
+    class: 'mendable',
+    by: 'runners',
+    says: 'The server in github.url, or a server that it names, has an address of a private network',
+    todo: 'An administrator can name the server in the chart value runners.privateServers',
+  },
   GitHubCertificateRefused: {
     seen: CONNECTION,
     class: 'mendable',

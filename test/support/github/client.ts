@@ -1,6 +1,7 @@
 /** Makes a client of GitHub for a stub. */
 import { generateKeyPairSync } from 'node:crypto';
 import { GITHUB_SECRET_TYPE } from '../../../api/v1alpha1/names.ts';
+import { Addresses } from '../../../base/addresses.ts';
 import { Proxies } from '../../../base/proxy.ts';
 import type { Secret } from '../../../kube/core.ts';
 import { parseAddress } from '../../../runners/github/address.ts';
@@ -30,11 +31,19 @@ export function appValues(host: string): Record<string, string> {
 export function connectTo(
   stub: GitHubStub,
   org = 'acme',
-  { values = appValues(stub.host), authorities = stub.authority, clock = Date.now } = {},
+  {
+    values = appValues(stub.host),
+    authorities = stub.authority,
+    clock = Date.now,
+    url = stub.url(org),
+    proxies = new Proxies({}),
+    namedHosts = [stub.host],
+  } = {},
 ): { github: GitHub; close: () => Promise<void> } {
-  const address = parseAddress(stub.url(org));
+  const address = parseAddress(url);
   const credentials = readCredentials(githubSecret(values), 'github', address.host);
-  const http = new GitHubHttp({ authorities, proxies: new Proxies({}) });
+  const addresses = new Addresses({ refusesPrivate: true, namedHosts, advice: 'name it' });
+  const http = new GitHubHttp({ authorities, proxies, addresses });
   const exchange = new Exchange(http);
   const tokens = new Tokens({ exchange, address, credentials, clock });
   return { github: new GitHub({ exchange, tokens, address }), close: async () => await http.close() };

@@ -1,32 +1,46 @@
 /**
- * Rules for the network addresses from which the agent fetches images. The rules are necessary because a user who names an image also
- * chooses the server to which this host connects. The agent refuses connections to the host's own services, to metadata services of clouds,
- * and to the cluster. An administrator can configure exceptions. The rules also hold for connections through a proxy.
+ * Rules for the network addresses to which a program connects for its users. The rules are necessary because a user who names an image or a
+ * server of jobs also chooses where this host connects. Connections to the host's own services, to metadata services of clouds, and to the
+ * cluster are refused. An administrator can configure exceptions. The rules also hold for connections through a proxy.
  */
 import { lookup } from 'node:dns';
 import { lookup as lookUp } from 'node:dns/promises';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { buildConnector } from 'undici';
-import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
-import { rest } from '../../../base/time.ts';
-import { apiHost } from '../../../api/v1alpha1/reference.ts';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Proxy } from '../../../base/proxy.ts';
-import { type ConnectOptions, tunnelConnector } from '../../../base/tunnel.ts';
+import { isOfSystem, undefinedIf } from './errors.ts';
+import type { Proxy } from './proxy.ts';
+import { rest } from './time.ts';
+import { type ConnectOptions, tunnelConnector } from './tunnel.ts';
 
 export interface AddressRules {
-  /** True to allow addresses of this host itself and link-local addresses, for example for a mirror on this host. */
-  allowLoopbackHttp: boolean;
+  /** True to allow addresses of this host itself and link-local addresses. */
+  readonly allowsLocal?: boolean;
+  /** True to refuse addresses of private networks, too. */
+  readonly refusesPrivate?: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. */
-  clusterCIDRs?: readonly string[];
+  readonly clusterCIDRs?: readonly string[];
   /**
    * Further addresses of this host, for example a public address that a router translates (NAT). The addresses of the host's network
    * interfaces are always added.
    */
-  ownAddresses?: readonly string[];
-  /** Servers to which the agent may connect at any IP address. `host` has the form `registry.example:5000`, as in the name of an image. */
-  registries?: readonly { host: string }[];
+  readonly ownAddresses?: readonly string[];
+  /** Servers that may have any IP address, as `HOST` or `HOST:PORT` in small letters. An administrator has named them. */
+  readonly namedHosts?: readonly string[];
+  /** How an administrator allows a refused server. It is a part of the log. */
+  readonly advice: string;
+}
+
+/** Refusal of a connection. The message is for the log only, because it tells about the network of this host. */
+export class AddressError extends Error {
+  override readonly name = 'AddressError';
+  /** Host of the refused server, as the user gave it. */
+  readonly hostname: string;
+
+  constructor(hostname: string, message: string) {
+    super(message);
+    this.hostname = hostname;
+  }
 }
 
 /** Networks of loopback and link-local addresses. */
@@ -58,10 +72,10 @@ const NAT64 = '64:ff9b::';
 const NAT64_BITS = 96;
 
 /**
- * Addresses that no image server has: multicast groups, reserved addresses and site-local addresses (RFC 3879). The list also contains
+ * Addresses that no server of users has: multicast groups, reserved addresses and site-local addresses (RFC 3879). The list also contains
  * unusual IPv6 addresses that embed an IPv4 address: IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), local-use NAT64 (RFC 8215),
- * Teredo (RFC 4380) and 6to4 (RFC 7526) addresses. IPv4-mapped addresses are not in the list, because the agent checks the IPv4 addresses
- * that they contain.
+ * Teredo (RFC 4380) and 6to4 (RFC 7526) addresses. IPv4-mapped addresses are not in the list, because the IPv4 addresses
+ * that they contain are checked.
  */
 const SPECIAL = [
   '192.0.0.0/24',
@@ -76,6 +90,16 @@ const SPECIAL = [
   'ff00::/8',
 ];
 
+/** Private networks (RFC 1918 and 4193), shared addresses of providers (RFC 6598), and addresses for measurements (RFC 2544). */
+const PRIVATE = [
+  '10.0.0.0/8',
+  '172.16.0.0/12',
+  '192.168.0.0/16',
+  '100.64.0.0/10',
+  '198.18.0.0/15',
+  'fc00::/7',
+];
+
 /** Time limit of a look-up behind a proxy. A host there often has no DNS server that answers, and its proxy looks the name up anyway. */
 const LOOKUP_MILLISECONDS = 5_000;
 /**
@@ -85,23 +109,20 @@ const LOOKUP_MILLISECONDS = 5_000;
 const LOCAL_NAME =
   /^[^.]+\.?$|\.(?:localhost|local|localdomain|internal|intranet|lan|home|corp|private|svc)\.?$/i;
 
-const OUTSIDE = 'to allow a server at this address, name the server in images.registries of the agent';
-
 export class Addresses {
   readonly #rules: AddressRules;
   readonly #cluster: BlockList;
-  /** Hosts of the servers in `registries`, with a port if the configuration states one. */
   readonly #namedHosts: ReadonlySet<string>;
 
   constructor(rules: AddressRules) {
     this.#rules = rules;
     this.#cluster = listOf(rules.clusterCIDRs ?? []);
-    this.#namedHosts = new Set(rules.registries?.map(({ host }) => apiHost(host)));
+    this.#namedHosts = new Set(rules.namedHosts);
   }
 
   /**
    * Returns a connector for undici. The connector looks up a host name only once, and uses only the addresses that it checked, because a
-   * second look-up could return other addresses. If the rules refuse an address, the connection fails with a ReasonedError before anything
+   * second look-up could return other addresses. If the rules refuse an address, the connection fails with an AddressError before anything
    * is sent.
    */
   connector(options: buildConnector.BuildOptions): buildConnector.connector {
@@ -119,7 +140,7 @@ export class Addresses {
       if (refusal === undefined) {
         connect(target, callback);
       } else {
-        callback(notAllowed(target.hostname, `${address} is ${refusal}`), null);
+        callback(new AddressError(target.hostname, `${address} is ${refusal}`), null);
       }
     };
   }
@@ -128,7 +149,7 @@ export class Addresses {
    * Checks the target of a connection through a proxy. The proxy looks the name up again, and may find other addresses. So this check only
    * refuses what this host can see: IP addresses, names that lead to refused addresses, and names of local networks that it cannot look up.
    *
-   * @throws ReasonedError when the agent must not fetch from the target.
+   * @throws AddressError when this host must not connect to the target.
    */
   async checkBehindProxy(
     target: Pick<buildConnector.Options, 'hostname' | 'port' | 'protocol'>,
@@ -140,12 +161,13 @@ export class Addresses {
     const host = hostname.replace(/^\[|\]$/g, '');
     const addresses = isIP(host) === 0 ? await addressesOf(host) : [host];
     if (addresses.length === 0 && LOCAL_NAME.test(host)) {
-      throw notAllowed(hostname, `${hostname} is a name of a local network; ${OUTSIDE}`);
+      const { advice } = this.#rules;
+      throw new AddressError(hostname, `${hostname} is a name of a local network; ${advice}`);
     }
     for (const address of addresses) {
       const refusal = this.refusal(address);
       if (refusal !== undefined) {
-        throw notAllowed(hostname, `${hostname} leads to ${address}, ${refusal}`);
+        throw new AddressError(hostname, `${hostname} leads to ${address}, ${refusal}`);
       }
     }
   }
@@ -155,7 +177,7 @@ export class Addresses {
   }
 
   /**
-   * Returns the reason why the agent must not fetch from `address`, or undefined if the address is allowed. The reason is text such as "a
+   * Returns the reason why this host must not connect to `address`, or undefined if the address is allowed. The reason is text such as "a
    * reserved address", which follows the address in a message.
    */
   refusal(address: string): string | undefined {
@@ -164,17 +186,27 @@ export class Addresses {
     if (family === 0) {
       return 'not an IP address';
     }
-    const isIn = (list: BlockList): boolean => list.check(plain, family === 6 ? 'ipv6' : 'ipv4');
+    const kind = this.#kindOf(
+      (list) => list.check(plain, family === 6 ? 'ipv6' : 'ipv4'),
+      zone !== undefined,
+    );
+    return kind && `${kind}; ${this.#rules.advice}`;
+  }
+
+  #kindOf(isIn: (list: BlockList) => boolean, hasZone: boolean): string | undefined {
     if (isIn(LISTS.metadata)) {
-      return `a metadata address of a cloud; ${OUTSIDE}`;
+      return 'a metadata address of a cloud';
     }
-    if (zone !== undefined || isIn(LISTS.local) || isIn(this.#own())) {
-      return this.#rules.allowLoopbackHttp ? undefined : LOCAL_REFUSAL;
+    if (hasZone || isIn(LISTS.local) || isIn(this.#own())) {
+      return this.#rules.allowsLocal === true ? undefined : 'an address of this host or a link-local address';
     }
     if (isIn(this.#cluster)) {
-      return `an address of the cluster (clusterCIDRs); ${OUTSIDE}`;
+      return 'an address of the cluster (clusterCIDRs)';
     }
-    return isIn(LISTS.special) ? `a reserved address; ${OUTSIDE}` : undefined;
+    if (this.#rules.refusesPrivate === true && isIn(LISTS.private)) {
+      return 'an address of a private network';
+    }
+    return isIn(LISTS.special) ? 'a reserved address' : undefined;
   }
 
   /** Returns the current addresses of the host. The function reads the addresses at each call, because they can change. */
@@ -196,7 +228,7 @@ export class Addresses {
         if (refusal === undefined) {
           continue;
         }
-        callback(notAllowed(hostname, `${hostname} resolves to ${address}, ${refusal}`), []);
+        callback(new AddressError(hostname, `${hostname} resolves to ${address}, ${refusal}`), []);
         return;
       }
       if (options.all === true) {
@@ -206,18 +238,6 @@ export class Addresses {
       }
     });
   };
-}
-
-/**
- * Returns the error for an address that the rules refuse. Its message is for users. It does not tell to which address a name leads, nor why
- * the address is refused, because both would tell about the network of this host. Its cause is for the log.
- */
-function notAllowed(hostname: string, details: string): ReasonedError {
-  return new ReasonedError(
-    'ImageFetchFailed',
-    `The address of ${hostname} is not allowed for images; an administrator can name the server in images.registries of the agent`,
-    { cause: new Error(details) },
-  );
 }
 
 /** Returns the addresses of a host. The list is empty if this host cannot look the name up, which is usual behind a proxy. */
@@ -239,10 +259,12 @@ function spellingsOf({
   return port === '' ? [hostname, `${hostname}:${standard}`] : [`${hostname}:${port}`];
 }
 
-const LOCAL_REFUSAL =
-  'an address of this host or a link-local address; to allow such addresses, set images.allowLoopbackHttp of the agent, or name the server in images.registries';
-
-const LISTS = { metadata: listOf(METADATA), local: listOf(LOCAL), special: listOf(SPECIAL) };
+const LISTS = {
+  metadata: listOf(METADATA),
+  local: listOf(LOCAL),
+  private: listOf(PRIVATE),
+  special: listOf(SPECIAL),
+};
 
 /** Returns a list of the networks. Behind a NAT64, an IPv4 network also has IPv6 addresses. The list contains these addresses too. */
 function listOf(networks: readonly string[]): BlockList {

@@ -4,12 +4,13 @@ import type { AddressInfo } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { Agent, request } from 'undici';
 import { describe, expect, it } from 'vitest';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { Addresses } from './addresses.ts';
+import { AddressError, Addresses } from './addresses.ts';
 
 const clusterCIDRs = ['10.96.0.0/12', 'fd77::/48'];
-const strict = new Addresses({ allowLoopbackHttp: false, clusterCIDRs, ownAddresses: ['192.0.2.7'] });
-const loopback = new Addresses({ allowLoopbackHttp: true, clusterCIDRs });
+const advice = 'name the server';
+const strict = new Addresses({ clusterCIDRs, ownAddresses: ['192.0.2.7'], advice });
+const loopback = new Addresses({ allowsLocal: true, clusterCIDRs, advice });
+const open = new Addresses({ refusesPrivate: true, advice });
 
 const LOCAL = [
   '127.0.0.1',
@@ -42,15 +43,18 @@ const SPECIAL = [
   '::ffff:0:7f00:1',
   '2001::1',
 ];
-const OPEN = [
+const PRIVATE = [
   '10.0.0.1',
   '10.112.0.1',
+  '172.31.255.255',
   '192.168.1.1',
-  '151.101.1.6',
-  '2001:db8::1',
+  '::ffff:192.168.1.1',
+  '64:ff9b::a00:1',
+  '100.64.0.1',
+  '198.18.0.1',
   'fd00::1',
-  '64:ff9b::808:808',
 ];
+const PUBLIC = ['151.101.1.6', '172.32.0.1', '2001:db8::1', '64:ff9b::808:808'];
 
 describe('an address', () => {
   it.each([...LOCAL, '64:ff9b::7f00:1', '192.0.2.7', '::ffff:192.0.2.7'])(
@@ -74,14 +78,21 @@ describe('an address', () => {
   });
 
   it.each(CLUSTER)('%s belongs to the cluster', (address) =>
-    expect(strict.refusal(address)).toMatch(/clusterCIDRs.*images\.registries/),
+    expect(strict.refusal(address)).toMatch(/clusterCIDRs.*name the server/),
   );
 
   it.each(SPECIAL)('%s belongs to no server', (address) =>
     expect(strict.refusal(address)).toContain('a reserved address'),
   );
 
-  it.each(OPEN)('%s is open', (address) => expect(strict.refusal(address)).toBeUndefined());
+  it.each(PRIVATE)('%s of a private network is open unless private networks are refused', (address) => {
+    expect(strict.refusal(address)).toBeUndefined();
+    expect(open.refusal(address)).toContain('an address of a private network');
+  });
+
+  it.each(PUBLIC)('%s is open', (address) => {
+    expect([strict.refusal(address), open.refusal(address)]).toEqual([undefined, undefined]);
+  });
 
   it('that cannot be read is refused', () => expect(strict.refusal('0177.0.0.1')).toBeDefined());
 });
@@ -96,7 +107,7 @@ it('a configured server may be at any address, but only that server', async () =
     hosts.push(`127.0.0.1:${(server.address() as AddressInfo).port}`);
   }
   const [named = '', other = ''] = hosts;
-  const addresses = new Addresses({ allowLoopbackHttp: false, registries: [{ host: named }] });
+  const addresses = new Addresses({ namedHosts: [named], advice });
   const dispatcher = new Agent({ connect: addresses.connector({}) });
   const status = async (host: string): Promise<number> => {
     const { statusCode, body } = await request(`http://${host}/disk`, { dispatcher });
@@ -107,9 +118,8 @@ it('a configured server may be at any address, but only that server', async () =
     expect(await status(named)).toBe(200);
     const refused: unknown = await status(other).catch((error: unknown) => error);
     expect(refused).toMatchObject({
-      message:
-        'The address of 127.0.0.1 is not allowed for images; an administrator can name the server in images.registries of the agent',
-      cause: { message: expect.stringContaining('an address of this host') as string },
+      hostname: '127.0.0.1',
+      message: expect.stringContaining('an address of this host') as string,
     });
   } finally {
     await dispatcher.destroy();
@@ -127,7 +137,7 @@ it.each([
   ['127.0.0.1:443', 'https:', true],
   ['127.0.0.1:443', 'http:', false],
 ])('a server configured as %s is that of the usual port of %s: %s', async (host, protocol, isOpen) => {
-  const addresses = new Addresses({ allowLoopbackHttp: false, registries: [{ host }] });
+  const addresses = new Addresses({ namedHosts: [host], advice });
   const target = { host: '127.0.0.1', hostname: '127.0.0.1', protocol, port: '' };
   const error = await new Promise<unknown>((resolve) => {
     addresses.connector({})(target, (failure, socket) => {
@@ -136,7 +146,7 @@ it.each([
     });
   });
   // Whether a program listens on this port does not matter. Only the rules refuse with a reason.
-  expect(error instanceof ReasonedError).toBe(!isOpen);
+  expect(error instanceof AddressError).toBe(!isOpen);
 });
 
 it('an allowed loopback opens this host and its link, and nothing else', () => {
