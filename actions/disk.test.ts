@@ -189,6 +189,13 @@ it('a saved image asks for the memory of the VM only on request', async () => {
   expect(await sourceOf()).toEqual({ fromVM: { name: REF.name } });
 });
 
+it('a saved image can be that of a snapshot', async () => {
+  const { client } = world({ image: {}, info: { data: { hasImageStorage: 'true' } } });
+  const wanted = { imageName: 'new', snapshot: 'before' };
+  const { spec } = await savedImage({ client, systemNamespace }, REF, wanted);
+  expect(spec.source).toEqual({ fromVM: { name: REF.name, snapshot: 'before' } });
+});
+
 it.each([
   [
     'save',

@@ -30,6 +30,8 @@ interface SaveRequest {
   readonly imageName: string;
   readonly description?: string | undefined;
   readonly memory?: boolean | undefined;
+  /** Name of the VMSnapshot whose disk is saved instead of the present one. */
+  readonly snapshot?: string | undefined;
 }
 
 /** How an action reaches the cluster. */
@@ -55,19 +57,20 @@ export async function requireImageStorage({ client, systemNamespace }: ClusterAc
 }
 
 /**
- * Returns a new Image whose content becomes a copy of the VM's disk, and of its memory if `memory` is true.
+ * Returns a new Image whose content becomes a copy of the VM's disk, and of its memory if `memory` is true. With `snapshot`, it is the disk
+ * of this VMSnapshot.
  *
  * @throws errors of {@link requireImageStorage}
  */
 export async function savedImage(
   access: ClusterAccess,
   vm: Name,
-  { imageName, description, memory }: SaveRequest,
+  { imageName, description, memory, snapshot }: SaveRequest,
 ): Promise<NewImage<Name>> {
   await requireImageStorage(access);
   return {
     metadata: { name: imageName, namespace: vm.namespace },
-    spec: { description, source: { fromVM: { name: vm.name, memory } } },
+    spec: { description, source: { fromVM: { name: vm.name, memory, snapshot } } },
   };
 }
 

@@ -72,6 +72,7 @@ const FLAG_SOURCES: Readonly<Record<string, Source>> = {
   'gitlab prepare --config': namesOf('vmconfig'),
   'vm create --config': namesOf('vmconfig'),
   '--vm': namesOf('vm'),
+  '--snapshot': namesOf('snapshot'),
   '--serviceaccount': namesOf('serviceaccount'),
   '--readiness': choices('none', 'ssh', 'guest-agent'),
   'vm wait --for': choices('running', 'ready', 'stopped', 'suspended', 'deleted', 'condition=Ready'),

@@ -150,6 +150,8 @@ export interface CopyOptions {
   target: string;
   /** Paths of the files for the memory of a running machine. If absent, only the disk is copied. */
   memory?: Pick<MemoryFiles, 'ram' | 'state'>;
+  /** Uid of the snapshot whose disk is copied. If absent, the present disk is copied. */
+  snapshot?: string | undefined;
   signal: AbortSignal;
   /** Called with a sentence at the beginning of each part of the work on the memory. */
   onStep?: (what: string) => void;
@@ -348,8 +350,13 @@ export interface DriverOfVMs extends Driver {
   takeSnapshot(folder: MachineFolder, uid: string, signal: AbortSignal): Promise<DiskSnapshot>;
   /** Removes all snapshots of the machine but those with these uids. */
   keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>): Promise<void>;
-  /** Returns an upper limit for the number of bytes that {@link copyDisk} would write if it were called now. */
-  copyBytes(folder: MachineFolder): Promise<number>;
+  /**
+   * Returns an upper limit for the number of bytes that {@link copyDisk} would write if it were called now. With `snapshot`, the limit is
+   * for the disk of the snapshot with this uid.
+   *
+   * @throws ReasonedError `SnapshotNotFound` when the machine has no such snapshot.
+   */
+  copyBytes(folder: MachineFolder, snapshot?: string): Promise<number>;
   /**
    * Copies the machine's whole disk, as it is at one moment, into a raw file with holes. `target` is the file's absolute path, on any file
    * system. The guest continues meanwhile. The file is not flushed, and it is removed when the promise rejects.

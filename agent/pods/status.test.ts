@@ -1,7 +1,12 @@
 import { describe, expect, test } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { machineReportSchema } from '../../api/v1alpha1/machine.ts';
-import { DISK_CONDITION, MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import {
+  DISK_CONDITION,
+  MACHINE_CONDITION,
+  MACHINE_CONTAINER,
+  SNAPSHOTS_CONDITION,
+} from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
@@ -61,6 +66,24 @@ test('a machine whose memory has no room is ready, and says why it is not suspen
   expect(ready?.status).toBe('True');
   const message = 'The machine is not suspended: its memory is too large';
   expect(disk).toMatchObject({ status: 'False', reason: 'NoRoomToSuspend', message });
+});
+
+test('a machine that has lost its disk reports no snapshot any more', () => {
+  const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+  const takenAt = '2030-01-01T00:00:00Z';
+  const taken = { takenAt, consistency: 'Crash', sizeBytes: 1, storageBytes: 1 } as const;
+  const reported = (failure: MachineRecord['failure']): unknown => {
+    const known = newRecord({ uid: 'u', driver: 'qemu', key: 'ns/x', machine: undefined, claim });
+    const runtime = newRuntime({ ...known, failure, snapshots: [{ uid: 's', taken }] }, '/none');
+    const wanted = { deletion: undefined, desiredHash: undefined };
+    const step = { kind: 'reached' } as const;
+    const view = { runtime, step, wanted, accelerator: undefined, pendingResize: undefined };
+    const { conditions: all = [] } = machineStatus(POD, view, ADDRESSES, takenAt);
+    return JSON.parse(all.find(({ type }) => type === SNAPSHOTS_CONDITION)?.message ?? '');
+  };
+  const failed = { message: '', exitCode: 1, graceMilliseconds: 0 };
+  expect(reported({ ...failed, reason: 'Crashed' })).toEqual([{ uid: 's', ...taken }]);
+  expect(reported({ ...failed, reason: 'DiskLost' })).toEqual([]);
 });
 
 const WAITING = { kind: 'wait', until: 1 } as const;

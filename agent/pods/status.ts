@@ -456,11 +456,15 @@ function warmStartConditions({ warmStart }: Readonly<MachineRecord>): SaidCondit
   return [condition(WARM_START_CONDITION, reason === 'Renewed', reason, message)];
 }
 
-/** Returns a list with the condition `berth.dev/Snapshots`. The list is empty before the first snapshot. */
-function snapshotConditions({ snapshots }: Readonly<MachineRecord>): SaidCondition<Reason>[] {
+/**
+ * Returns a list with the condition `berth.dev/Snapshots`. The list is empty before the first snapshot. A machine that has lost its disk has
+ * lost its snapshots, too.
+ */
+function snapshotConditions({ snapshots, failure: end }: Readonly<MachineRecord>): SaidCondition<Reason>[] {
   if (snapshots === undefined) {
     return [];
   }
+  const isLost = end?.reason === 'DiskLost';
   const reports: SnapshotReport[] = snapshots.map(({ uid, taken, failure }) => ({
     uid,
     ...taken,
@@ -468,7 +472,7 @@ function snapshotConditions({ snapshots }: Readonly<MachineRecord>): SaidConditi
       failure: { ...failure, message: escapeFree(failure.message).slice(0, SNAPSHOT_MESSAGE_LENGTH) },
     }),
   }));
-  return [condition(SNAPSHOTS_CONDITION, true, 'Reported', JSON.stringify(reports))];
+  return [condition(SNAPSHOTS_CONDITION, true, 'Reported', JSON.stringify(isLost ? [] : reports))];
 }
 
 /** Replaces the characters for which JSON needs an escape, so that the length of the text is that of its JSON. */

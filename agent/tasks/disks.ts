@@ -94,7 +94,7 @@ export async function freshMark({ uid }: TaskContext): Promise<string> {
 /** Copies a machine's disk, and its memory if the task asks for it, as they are at one moment. Calls `use` with the copy. */
 export async function withMachine(
   host: DiskHost,
-  { vm, memory: isMemoryAsked }: Pick<Task & { type: 'save' }, 'vm' | 'memory'>,
+  { vm, memory: isMemoryAsked, snapshot }: Pick<Task & { type: 'save' }, 'vm' | 'memory' | 'snapshot'>,
   context: TaskContext,
   use: UseDisk,
 ): Promise<TaskReport> {
@@ -105,12 +105,13 @@ export async function withMachine(
   const { folder, machine, driver, memoryBytes } = found;
   const mark = await freshMark(context);
   // While the memory is prepared, it is on the disk twice.
-  const bytes = (await driver.copyBytes(folder)) + (isMemoryAsked ? 2 * memoryBytes : 0);
+  const bytes = (await driver.copyBytes(folder, snapshot)) + (isMemoryAsked ? 2 * memoryBytes : 0);
   return await withCopy(host, { bytes, context }, async ({ path: target, ram, state }, options) => {
     context.log(`Copying the disk${isMemoryAsked ? ' and the memory' : ''} of VM ${vm.namespace}/${vm.name}`);
     const { consistency, virtualSizeBytes, memory } = await driver.copyDisk(folder, {
       target,
       ...(isMemoryAsked && { memory: { ram, state }, onStep: context.log }),
+      snapshot,
       ...options.copying,
     });
     if (isMemoryAsked && memory === undefined) {

@@ -233,6 +233,9 @@ export const saveBody = z.object({
     description:
       'Whether the image also gets the memory of the running VM. VMs of such an image start from this memory.',
   }),
+  snapshot: objectName(
+    'Name of a VMSnapshot of the VM. The image gets the disk of the snapshot instead of the present one.',
+  ).optional(),
 });
 
 export const commitBody = z.object({ description: descriptionSchema.optional() });

@@ -44,8 +44,16 @@ const sourceFields = {
             'Whether the image also gets the memory of the running VM. VMs of such an image start from this memory instead of booting.',
         })
         .optional(),
+      snapshot: objectName(
+        'Name of a VMSnapshot of this VM. The image gets the disk of the snapshot instead of the present one.',
+      ).optional(),
     })
-    .meta({ description: 'The disk of a VM.' })
+    .meta(
+      documented('The disk of a VM.', {
+        rule: '!has(self.snapshot) || !has(self.memory) || !self.memory',
+        message: 'memory must not be set with snapshot, because a snapshot has no memory',
+      }),
+    )
     .optional(),
   upload: uploadSchema.optional(),
   ipsw: downloadSchema('An IPSW from which macOS is installed. Not supported yet.').optional(),

@@ -63,6 +63,7 @@ const IMAGE_FIELDS = {
   },
   'source.fromVM.name': { isImageOnly: true, elsewhere: SAVE },
   'source.fromVM.memory': { isImageOnly: true, elsewhere: SAVE },
+  'source.fromVM.snapshot': { isImageOnly: true, elsewhere: SAVE },
   'source.ipsw.url': { isImageOnly: true, elsewhere: { http: NOT_SUPPORTED, flag: NOT_SUPPORTED } },
   'source.ipsw.sha256': { isImageOnly: true, elsewhere: { http: NOT_SUPPORTED, flag: NOT_SUPPORTED } },
   format: {

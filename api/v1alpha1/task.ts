@@ -88,13 +88,15 @@ export const taskSchema = z.discriminatedUnion('type', [
   }),
   /**
    * Stores a copy of the disk of a VM of this host. The copy has the content that the disk has at a single moment, even if the VM runs. With
-   * `memory`, the host stores the memory of the running VM of the same moment, too.
+   * `memory`, the host stores the memory of the running VM of the same moment, too. With `snapshot`, the uid of a VMSnapshot, the host
+   * stores the disk of this snapshot.
    */
   z.object({
     apiVersion,
     type: z.literal('save'),
     vm: z.object({ namespace: z.string(), name: z.string(), uid: z.string() }),
     memory: z.literal(true).optional(),
+    snapshot: z.string().optional(),
     target: storageTargetSchema,
   }),
   /** Pushes an image to a registry. `reference` is the full name that the image gets there. */

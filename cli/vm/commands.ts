@@ -150,6 +150,7 @@ interface WorkFlags {
 
 interface SaveFlags extends WorkFlags {
   readonly memory?: boolean;
+  readonly snapshot?: string;
 }
 
 export function addDiskVerbs(noun: Command, terminal: Terminal): void {
@@ -163,10 +164,12 @@ export function addDiskVerbs(noun: Command, terminal: Terminal): void {
         'also save the memory of the running VM, from which VMs of the image start',
       ),
     )
+    .option('--snapshot <name>', 'save the disk of this snapshot of the VM instead of the present one')
     .action(async (name: string, imageName: string, flags: SaveFlags, command: Command) => {
       const { save } = await import('./disk.ts');
-      const { memory } = flags;
-      await save(terminal, command.optsWithGlobals<Globals>(), { name, imageName, memory, ...workOf(flags) });
+      const { memory, snapshot } = flags;
+      const saving = { name, imageName, memory, snapshot, ...workOf(flags) };
+      await save(terminal, command.optsWithGlobals<Globals>(), saving);
     });
   addWorkFlags(noun.command('commit').description('Save the disk of a VM as the new content of its image'))
     .argument('<name>', 'name of the VM')

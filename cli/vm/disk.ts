@@ -39,16 +39,18 @@ interface Saving extends WaitFlags {
   readonly description?: string | undefined;
   /** Whether to save the memory, too. */
   readonly memory?: boolean | undefined;
+  /** Name of the snapshot whose disk is saved instead of the present one. */
+  readonly snapshot?: string | undefined;
 }
 
 /** Makes an Image from the VM's disk. @throws CommandError when the copy fails or is not complete in time; ApiError. */
 export async function save(terminal: Terminal, globals: Globals, saving: Saving): Promise<void> {
-  const { name, imageName, description, memory } = saving;
+  const { name, imageName, description, memory, snapshot } = saving;
   checkImageName(imageName);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     await getNamed(cluster, VM_KIND, name, terminal.signal);
-    const wanted = { imageName, description, memory };
+    const wanted = { imageName, description, memory, snapshot };
     const made = await savedImage(accessTo(cluster), { namespace, name }, wanted);
     const image = await createNamed(cluster, IMAGES, made, { signal: terminal.signal });
     await finish(terminal, globals, { cluster, image, work: 'save', waiting: saving });
@@ -63,7 +65,7 @@ export async function save(terminal: Terminal, globals: Globals, saving: Saving)
 export async function commit(
   terminal: Terminal,
   globals: Globals,
-  { name, description, ...waiting }: Omit<Saving, 'imageName' | 'memory'>,
+  { name, description, ...waiting }: Omit<Saving, 'imageName' | 'memory' | 'snapshot'>,
 ): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {

@@ -61,6 +61,7 @@ async function statusAfter(
   };
   const none = {
     vms: holding(),
+    snapshots: holding(),
     jobs: holding(),
     taskPods: holding(),
     nodes: holding(),
@@ -161,6 +162,7 @@ async function commitOf(current: object) {
     objects: holding(image),
     client,
     vms: holding(vm),
+    snapshots: holding(),
     jobs: holding(),
     taskPods: holding(),
     nodes: holding(),
@@ -210,6 +212,7 @@ it('the operator deletes an old Job after it has stored the result, and Kubernet
     objects: holding(image),
     client,
     vms: holding(),
+    snapshots: holding(),
     jobs: holding(),
     taskPods: holding(),
     nodes: holding(),
@@ -308,6 +311,7 @@ async function forgetting(refusal: ApiError, change: 'commit' | 'deletion') {
       },
     },
     vms: holding(),
+    snapshots: holding(),
     jobs: holding(commit),
     taskPods: holding(pod),
     nodes: holding(),

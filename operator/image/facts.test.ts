@@ -36,6 +36,7 @@ function observed(spec: ImageSpec, status: Image['status'] = {}, vm: VM | undefi
     jobs: [],
     origin: undefined,
     vm: () => vm,
+    snapshot: () => undefined,
     deploying: [],
     credentials: [],
     isDedicated: () => false,

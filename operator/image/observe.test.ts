@@ -2,6 +2,7 @@ import { pino } from 'pino';
 import { describe, expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMSnapshot } from '../../api/v1alpha1/vmsnapshot.ts';
 import { Store } from '../../kube/cache.ts';
 import type { Controller } from '../../kube/controller.ts';
 import type { Informer } from '../../kube/informer.ts';
@@ -149,7 +150,13 @@ describe('a change of a VM', () => {
     const objects = holding([image('platform-ci', 'saved', { fromVM: { name: 'builder' } })]);
     const reported: string[] = [];
     const controller = { enqueue: (key: string) => reported.push(key) } as unknown as Controller;
-    const none = { jobs: holding([]), taskPods: holding([]), nodes: holding([]), namespaces: holding([]) };
+    const none = {
+      jobs: holding([]),
+      taskPods: holding([]),
+      nodes: holding([]),
+      namespaces: holding([]),
+      snapshots: holding([]),
+    };
     const options = { kind: 'Image', objects, vms, config, ...none };
     enqueueImages(controller, options as unknown as Parameters<typeof enqueueImages>[1]);
     reported.length = 0;
@@ -157,6 +164,19 @@ describe('a change of a VM', () => {
     (vms.cache as Store<VM>).put({ ...vm, metadata, status });
     expect(reported).toEqual(isReported ? ['platform-ci/saved'] : []);
   });
+});
+
+it('a change of a snapshot concerns the Images of its disk, and no others', () => {
+  const fromVM = { name: 'builder', snapshot: 'before' };
+  const objects = holding([
+    image('platform-ci', 'saved', { fromVM }),
+    image('platform-ci', 'present', { fromVM: { name: 'builder' } }),
+    image('platform-qa', 'saved', { fromVM }),
+  ]);
+  const snapshot = { metadata: { name: 'before', namespace: 'platform-ci' } } as VMSnapshot;
+  expect(imagesAffected({ kind: 'Image', objects, config }).bySnapshot(snapshot)).toEqual([
+    'platform-ci/saved',
+  ]);
 });
 
 describe('a Job that has ended, but whose Pod was removed', () => {

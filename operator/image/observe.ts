@@ -7,6 +7,7 @@ import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMSnapshot } from '../../api/v1alpha1/vmsnapshot.ts';
 import type { Job, Namespace, Node, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -49,6 +50,8 @@ export interface ObservedImage {
   /** Original from which this object is copied. Both have the same kind. */
   readonly origin: Image | ISO | undefined;
   readonly vm: (name: string) => VM | undefined;
+  /** Returns a snapshot of the image's namespace. */
+  readonly snapshot: (name: string) => VMSnapshot | undefined;
   /** Names of the VMs that hosts are preparing with this image. The list is filled only while the image is being deleted. */
   readonly deploying: readonly string[];
   /** Credentials of the image's namespace for registries. They are not in a cache. The operator reads them when it must create a Job. */
@@ -64,6 +67,7 @@ export interface ImageSources {
   readonly kind: 'Image' | 'ISO';
   readonly objects: Informer<Image> | Informer<ISO>;
   readonly vms: Informer<VM>;
+  readonly snapshots: Informer<VMSnapshot>;
   readonly jobs: Informer<Job>;
   readonly taskPods: Informer<Pod>;
   readonly nodes: Informer<Node>;
@@ -81,7 +85,7 @@ export function observeImage(
   object: Image | ISO,
   refusal: (job: Job) => string | undefined = () => undefined,
 ): ObservedImage {
-  const { kind, objects, vms, jobs, config, clock } = sources;
+  const { kind, objects, vms, snapshots, jobs, config, clock } = sources;
   const { namespace = '', uid = '' } = object.metadata;
   return {
     object,
@@ -91,6 +95,7 @@ export function observeImage(
       .map((key) => objects.cache.get(key))
       .find((found) => found !== undefined),
     vm: (name) => vms.cache.get(`${namespace}/${name}`),
+    snapshot: (name) => snapshots.cache.get(`${namespace}/${name}`),
     deploying:
       object.metadata.deletionTimestamp === undefined
         ? []
@@ -180,6 +185,8 @@ export function imagesAffected({ kind, objects, config }: Pick<ImageSources, 'ki
     },
     byVM: ({ metadata: { name, namespace } }: VM) =>
       matching(({ spec, metadata }) => metadata.namespace === namespace && vmNames(spec).includes(name)),
+    bySnapshot: ({ metadata: { name, namespace } }: VMSnapshot) =>
+      matching(({ spec, metadata }) => metadata.namespace === namespace && snapshotName(spec) === name),
   };
 }
 
@@ -188,14 +195,19 @@ function vmNames(spec: Image['spec'] | ISO['spec']): (string | undefined)[] {
   return [fromVM, 'commit' in spec ? spec.commit?.vmName : undefined];
 }
 
-/** Enqueues the Images or ISOs that depend on a changed object: an Image or ISO, a Job, a Job's Pod, or a VM. */
+function snapshotName({ source }: Image['spec'] | ISO['spec']): string | undefined {
+  return 'fromVM' in source ? source.fromVM?.snapshot : undefined;
+}
+
+/** Enqueues the Images or ISOs that depend on a changed object: an Image or ISO, a Job, a Job's Pod, a VM, or a snapshot. */
 export function enqueueImages(controller: Controller, options: Omit<ImageSources, 'clock'>): void {
-  const { objects, vms, jobs, taskPods } = options;
+  const { objects, vms, snapshots, jobs, taskPods } = options;
   const enqueue = (keys: readonly string[]): void => keys.forEach((key) => controller.enqueue(key));
   const affected = imagesAffected(options);
   objects.cache.onChange(({ object }) => enqueue([keyOf(object), ...affected.byOrigin(object)]));
   jobs.cache.onChange(({ object }) => enqueue(affected.byJob(object)));
   taskPods.cache.onChange(({ object }) => enqueue(affected.byPod(object, jobs)));
+  snapshots.cache.onChange(({ object }) => enqueue(affected.bySnapshot(object)));
   vms.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || diskKey(object) !== diskKey(previous)) {
       enqueue(affected.byVM(object));

@@ -85,8 +85,8 @@ export function dueOperation(observed: ObservedImage): ImageOperation | BlockedI
 function first(observed: ObservedImage): ImageOperation | BlockedImage {
   const { source } = observed.object.spec;
   if ('fromVM' in source && source.fromVM !== undefined) {
-    const { name: vmName, memory } = source.fromVM;
-    return save(observed, { type: 'save', vmName, withMemory: memory === true });
+    const { name: vmName, memory, snapshot } = source.fromVM;
+    return save(observed, { type: 'save', vmName, withMemory: memory === true, snapshot });
   }
   if (source.copyOf !== undefined) {
     return noCopy(observed);
@@ -173,12 +173,14 @@ interface Saving {
   readonly type: 'save' | 'commit';
   readonly vmName: string;
   readonly withMemory: boolean;
+  /** Name of the snapshot whose disk is saved instead of the present one. */
+  readonly snapshot?: string | undefined;
   readonly requestedAt?: string;
 }
 
 function save(
   observed: ObservedImage,
-  { type, vmName, withMemory, requestedAt }: Saving,
+  { type, vmName, withMemory, snapshot, requestedAt }: Saving,
 ): ImageOperation | BlockedImage {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
@@ -189,22 +191,57 @@ function save(
   if (target === undefined) {
     return { ...blocked('NoImageStorage', NO_IMAGE_STORAGE), ...action };
   }
-  const vm = observed.vm(vmName);
-  const nodeName = hostOf(vm);
-  if (vm === undefined || nodeName === undefined) {
-    return { ...noDisk(vm, vmName), ...action };
+  const disk = diskToSave(observed, { vmName, snapshot });
+  if ('kind' in disk) {
+    return { ...disk, ...action };
   }
-  const { uid = '', namespace = '' } = vm.metadata;
-  const memory = withMemory ? true : undefined;
-  const task: Task = { apiVersion, type: 'save', vm: { namespace, name: vmName, uid }, memory, target };
+  const { vm, nodeName, ref } = disk;
+  const saved = { vm: ref, memory: withMemory ? true : undefined, snapshot: disk.snapshot } as const;
+  const task: Task = { apiVersion, type: 'save', ...saved, target };
   const machineBytes = withMemory ? bytesOf(vm) : undefined;
   const pullSecrets = storageSecrets(target);
   return { kind: 'operation', type, requestedAt, task, nodeName, pullSecrets, machineBytes };
 }
 
+/** The disk that is saved, with the host that has it. */
+interface SavedDisk {
+  readonly vm: VM;
+  readonly nodeName: string;
+  readonly ref: { namespace: string; name: string; uid: string };
+  /** Uid of the snapshot that has the disk. It is undefined for the present disk. */
+  readonly snapshot: string | undefined;
+}
+
+/** Returns the disk that is saved, or why there is none. */
+function diskToSave(
+  observed: ObservedImage,
+  { vmName, snapshot: name }: Pick<Saving, 'vmName' | 'snapshot'>,
+): SavedDisk | BlockedImage {
+  const vm = observed.vm(vmName);
+  const nodeName = hostOf(vm);
+  if (vm === undefined || nodeName === undefined) {
+    return noDisk(vm, vmName);
+  }
+  const snapshot = name === undefined ? undefined : snapshotOf(observed, vm, name);
+  const { uid = '', namespace = '' } = vm.metadata;
+  const ref = { namespace, name: vmName, uid };
+  return typeof snapshot === 'object' ? snapshot : { vm, nodeName, ref, snapshot };
+}
+
 /** Returns the memory in bytes that a machine like that of the VM needs on its host. */
 function bytesOf({ status }: VM): bigint {
   return parseQuantity(status?.resources?.memory ?? '0') + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES);
+}
+
+/** Returns the uid of a snapshot of the VM, or why there is none to save. */
+function snapshotOf(observed: ObservedImage, vm: VM, name: string): string | BlockedImage {
+  const { status, metadata } = observed.snapshot(name) ?? {};
+  if (status?.vmUID === undefined || status.vmUID !== vm.metadata.uid || metadata?.uid === undefined) {
+    return blocked('SnapshotNotFound', `VM ${vm.metadata.name} has no VMSnapshot ${name}`);
+  }
+  return status.takenAt === undefined
+    ? blocked('SnapshotNotReady', `VMSnapshot ${name} is ${status.phase ?? 'new'}`)
+    : metadata.uid;
 }
 
 /**

@@ -94,6 +94,7 @@ function observed(requestedAt: string, jobs: readonly ImageJob[]): ObservedImage
   const about = {
     origin: undefined,
     vm: () => undefined,
+    snapshot: () => undefined,
     deploying: [],
     credentials: [],
     isDedicated: () => false,

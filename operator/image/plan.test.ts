@@ -59,7 +59,8 @@ class World {
   observed(): ObservedImage {
     const vm = (name: string): VM | undefined => this.vms.find(({ metadata }) => metadata.name === name);
     const { object, jobs, config, now, origin, credentials } = this;
-    return { ...IDLE, object, jobs, config, now, origin, credentials, kind: 'Image', vm };
+    const snapshot = () => undefined;
+    return { ...IDLE, object, jobs, config, now, origin, credentials, kind: 'Image', vm, snapshot };
   }
 
   step(): void {

@@ -31,6 +31,7 @@ function observed(spec: Partial<ImageSpec>, status: ImageStatus, jobs: ImageJob[
     jobs,
     origin: undefined,
     vm,
+    snapshot: () => undefined,
     deploying: [],
     credentials: [],
     isDedicated: () => false,

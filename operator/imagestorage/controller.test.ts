@@ -218,6 +218,7 @@ class World {
       jobs,
       origin: undefined,
       vm: () => undefined,
+      snapshot: () => undefined,
       deploying: [],
       credentials: [],
       isDedicated: () => false,

@@ -35,6 +35,7 @@ function job(condition?: { type: string; reason?: string; message?: string }): J
       jobs: [],
       origin: undefined,
       vm: () => undefined,
+      snapshot: () => undefined,
       deploying: [],
       credentials: [],
       isDedicated: () => false,

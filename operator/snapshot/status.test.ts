@@ -1,6 +1,11 @@
 import { describe, expect, it } from 'vitest';
 import type { SnapshotReport } from '../../api/v1alpha1/machine.ts';
-import { SNAPSHOT_LIMIT, SNAPSHOTS_CONDITION, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import {
+  MACHINE_CONDITION,
+  SNAPSHOT_LIMIT,
+  SNAPSHOTS_CONDITION,
+  VM_UID_LABEL,
+} from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMSnapshot, VMSnapshotStatus } from '../../api/v1alpha1/vmsnapshot.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -102,6 +107,46 @@ describe('a snapshot', () => {
       expect(phaseOf({ pod })).toEqual(['Saving', 'SnapshotSaving']);
     },
   );
+
+  const taken = snapshot({ vmUID: 'vm', takenAt: TAKEN.takenAt });
+  const failed = (reason: string): VM => ({
+    ...VM_X,
+    status: { failure: { reason, message: '', time: '' } },
+  });
+  const silent: Pod = { ...podOf('vm'), status: {} };
+  const machineOnly: NonNullable<Pod['status']> = {
+    conditions: [{ type: MACHINE_CONDITION, status: 'True', message: '{}' }],
+  };
+
+  it.each<[string, Partial<ObservedSnapshot>]>([
+    ['whose host still reports it', { pod: podOf('vm', TAKEN) }],
+    ['whose host has not reported yet', { pod: silent }],
+    ['whose Pod is about to be made again', {}],
+    ['whose host sends no list', { pod: { ...silent, status: { conditions: [] } } }],
+    ['of a VM that failed and keeps its disk', { vm: failed('Crashed'), pod: podOf('vm', TAKEN) }],
+  ])('%s stays Ready', (_, change) => {
+    expect(phaseOf({ snapshot: taken, ...change })).toEqual(['Ready', 'SnapshotTaken']);
+  });
+
+  it.each<[string, Partial<ObservedSnapshot>]>([
+    ['that the present machine does not have', { pod: podOf('vm') }],
+    ['of which the report of the machine tells nothing', { pod: { ...silent, status: machineOnly } }],
+    [
+      'that the present machine took at another time',
+      { pod: podOf('vm', { ...TAKEN, takenAt: '2030-01-01T00:00:00Z' }) },
+    ],
+    ['of a VM that has failed and has no machine', { vm: failed('PodDeleted') }],
+    ['of a VM whose host is lost', { vm: failed('HostLost'), pod: podOf('vm', TAKEN) }],
+  ])('%s is lost, and says so', (_, change) => {
+    const status = snapshotStatus(observed({ snapshot: taken, ...change }));
+    expect(status).toMatchObject({ phase: 'Failed', takenAt: TAKEN.takenAt, failure: undefined });
+    const ready = conditionIn(status, 'Ready');
+    expect(ready).toMatchObject({ status: 'False', reason: 'SnapshotLost' });
+    expect(ready?.message).toMatch(/^The present machine of VM x|^VM x has failed with/);
+    // The host can come back with the machine.
+    const back = snapshotStatus(observed({ snapshot: snapshot(status), pod: podOf('vm', TAKEN) }));
+    expect(back.phase).toBe('Ready');
+  });
 
   it('that is one too many has failed, and says how many a VM can have', () => {
     const siblings = Array.from({ length: SNAPSHOT_LIMIT }, (_, index) =>

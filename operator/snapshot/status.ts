@@ -1,6 +1,6 @@
 /** Computes the whole status of a VMSnapshot from its VM, the VM's Pod and the report of the host. All functions are pure. */
-import { type SnapshotReport, snapshotReportsSchema } from '../../api/v1alpha1/machine.ts';
-import { SNAPSHOT_LIMIT, SNAPSHOTS_CONDITION, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import type { SnapshotReport } from '../../api/v1alpha1/machine.ts';
+import { SNAPSHOT_LIMIT } from '../../api/v1alpha1/names.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -8,9 +8,7 @@ import type { VMSnapshot, VMSnapshotStatus } from '../../api/v1alpha1/vmsnapshot
 import { timestamp } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
-import { Documents } from '../objects/documents.ts';
-import { podCondition } from '../podbacked/pod.ts';
-import { wantedSnapshots } from '../vm/snapshots.ts';
+import { snapshotLoss, snapshotReport, wantedSnapshots } from '../vm/snapshots.ts';
 
 /** The state that one reconcile of a snapshot observes. */
 export interface ObservedSnapshot {
@@ -68,7 +66,8 @@ function gatherFacts(observed: ObservedSnapshot): Facts {
     return stored;
   }
   const owned = { ...stored, vmUID: vmUID ?? adoptingVM(observed) };
-  const report = owned.vmUID === undefined ? undefined : reportOf(observed, owned.vmUID);
+  const report =
+    owned.vmUID === undefined ? undefined : snapshotReport(observed.snapshot, observed.pod, owned.vmUID);
   if (report?.takenAt !== undefined) {
     return { ...owned, ...takenFacts(report) };
   }
@@ -88,17 +87,6 @@ function takenFacts({ takenAt, consistency, sizeBytes, storageBytes }: SnapshotR
 /** Returns the uid of the VM to which a new snapshot will belong. The result is undefined if there is no such VM yet. */
 function adoptingVM({ vm }: ObservedSnapshot): string | undefined {
   return vm?.metadata.deletionTimestamp === undefined ? vm?.metadata.uid : undefined;
-}
-
-const reports = new Documents(snapshotReportsSchema);
-
-/** Returns what the host of the VM reports about the snapshot. */
-function reportOf({ snapshot, pod }: ObservedSnapshot, vmUID: string): SnapshotReport | undefined {
-  if (pod?.metadata.labels?.[VM_UID_LABEL] !== vmUID) {
-    return undefined;
-  }
-  const found = reports.in(podCondition(pod, SNAPSHOTS_CONDITION)?.message) ?? [];
-  return found.find(({ uid }) => uid === snapshot.metadata.uid);
 }
 
 /** Returns why a snapshot will never be taken. */
@@ -154,9 +142,7 @@ function summarize(observed: ObservedSnapshot, { vmUID, takenAt, failure }: Fact
     };
   }
   if (takenAt !== undefined) {
-    return vm?.metadata.uid === vmUID
-      ? { phase: 'Ready', reason: 'SnapshotTaken', message: '' }
-      : { phase: 'Failed', reason: 'VMNotFound', message: `VM ${vmName} of the snapshot is gone` };
+    return summarizeTaken({ ...observed, snapshot: { ...snapshot, status: { vmUID, takenAt } } });
   }
   if (vmUID === undefined) {
     return { phase: 'Pending', reason: 'VMNotFound', message: `There is no VM ${vmName}` };
@@ -164,4 +150,16 @@ function summarize(observed: ObservedSnapshot, { vmUID, takenAt, failure }: Fact
   const { phase = 'Pending' } = vm?.status ?? {};
   const message = `The host of VM ${vmName} has not taken the snapshot yet. The VM is ${phase}`;
   return { phase: 'Saving', reason: 'SnapshotSaving', message };
+}
+
+/** Tells whether the host still has a snapshot that was taken. */
+function summarizeTaken({ snapshot, vm, pod }: ObservedSnapshot): Summary {
+  if (vm === undefined || vm.metadata.uid !== snapshot.status?.vmUID) {
+    const message = `VM ${snapshot.spec.vmName} of the snapshot is gone`;
+    return { phase: 'Failed', reason: 'VMNotFound', message };
+  }
+  const loss = snapshotLoss(snapshot, { vm, pod });
+  return loss === undefined
+    ? { phase: 'Ready', reason: 'SnapshotTaken', message: '' }
+    : { phase: 'Failed', reason: 'SnapshotLost', message: loss };
 }

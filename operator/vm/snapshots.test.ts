@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
-import { DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { DESIRED_ANNOTATION, SNAPSHOTS_CONDITION, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { VM, VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMSnapshot, VMSnapshotStatus } from '../../api/v1alpha1/vmsnapshot.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -79,6 +79,23 @@ describe('a revert', () => {
     expect(revertObstacle(refused)).toMatchObject({ reason });
     expect(desiredDisk(refused)).toMatchObject({ revertRequestedAt: FIRST, revertTo: undefined });
     expect(desiredDisk({ ...refused, pod: undefined }).revertRequestedAt).toBeUndefined();
+  });
+
+  it('to a snapshot that the present machine does not have is kept from the host', () => {
+    const message = JSON.stringify([{ uid: 'another-uid', takenAt: FIRST }]);
+    const pod = podWith({});
+    const reporting = {
+      ...pod,
+      metadata: { ...pod.metadata, labels: { [VM_UID_LABEL]: 'vm' } },
+      status: { conditions: [{ type: SNAPSHOTS_CONDITION, status: 'True', message }] },
+    } as Pod;
+    const lost = observed({ revertRequestedAt: SECOND, revertTo: 'kept' }, { snapshots, pod: reporting });
+    expect(revertObstacle(lost)).toMatchObject({
+      reason: 'SnapshotLost',
+      message:
+        'spec.revertTo: VMSnapshot kept is lost, so the disk is not reset. The present machine of VM x does not have the snapshot',
+    });
+    expect(desiredDisk(lost).revertRequestedAt).toBeUndefined();
   });
 
   it('that the host knows goes on as it is, also when the snapshot is deleted meanwhile', () => {

@@ -69,6 +69,13 @@ it('a snapshot stays that of its VM', async () => {
   expect(await patch('vmsnapshot/one', { vmName: 'plain' })).toContain('vmName is immutable');
 });
 
+it.each([
+  [{ name: 'plain', snapshot: 'one', memory: true }, 'memory must not be set with snapshot'],
+  [{ name: 'plain', snapshot: 'No Name' }, 'spec.source.fromVM.snapshot'],
+])('no Image is made from %o', async (fromVM, refusal) => {
+  await expect(create('Image', 'refused', { source: { fromVM } })).rejects.toThrow(refusal);
+});
+
 it('the command makes, lists and deletes snapshots', async () => {
   await using berth = await BerthCommand.make(cluster.kubeconfig);
   const command = async (...args: string[]) =>

@@ -36,7 +36,7 @@ import {
   takeSnapshot,
 } from './snapshot.ts';
 import { type CopyNote, type MachineFile, readCopyNote, removeCopyNote, writeCopyNote } from './state.ts';
-import { completeSwitch } from './layers.ts';
+import { completeSwitch, requireSnapshot } from './layers.ts';
 
 /** Inspections of a machine start at most one cleanup in this time. A cleanup can take seconds, and delays the inspection. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
@@ -49,8 +49,8 @@ const THAW_LIMIT = 10;
 const NOT_FROZEN =
   'The memory of the VM cannot be saved, because no guest agent froze its file systems. Install qemu-guest-agent in the guest and start it';
 
-/** Reasons of errors that tell why the memory was not saved. */
-const OF_MEMORY: ReadonlySet<string> = new Set(['MemoryNotSaved', 'SaveHookFailed']);
+/** Reasons of errors that tell exactly why there is no copy. */
+const EXACT_REASONS: ReadonlySet<string> = new Set(['MemoryNotSaved', 'SaveHookFailed', 'SnapshotNotFound']);
 
 interface RunningCopy extends CopyOptions {
   interruption: AbortController;
@@ -220,9 +220,12 @@ export class DiskCopies {
     const running = state.kind === 'running';
     await this.#note({ target: options.target });
     try {
-      const copied = running
-        ? await this.#copyRunning(file, options)
-        : await this.#copyStill(file, state, options);
+      const copied =
+        options.snapshot !== undefined
+          ? await this.#copyLayer(file, options.snapshot, options)
+          : running
+            ? await this.#copyRunning(file, options)
+            : await this.#copyStill(file, state, options);
       const { size } = await stat(options.target);
       await this.#note({ target: undefined });
       return { ...copied, virtualSizeBytes: size };
@@ -266,7 +269,7 @@ export class DiskCopies {
       return { consistency };
     }
     // The rest of the work does not need the machine, and its guest writes faster without the filter.
-    await dropSnapshot(qmp);
+    await dropSnapshot(qmp, file);
     await removeSnapshotFiles(path, true);
     return { consistency, memory: await this.#prepareImage(file, { ...options, memory }, savedAt) };
   }
@@ -357,28 +360,43 @@ export class DiskCopies {
     state: MachineState,
     { target, memory, signal, onProgress }: CopyOptions,
   ): Promise<Copied> {
-    const { path, uid } = this.#folder;
     if (memory !== undefined) {
       throw new ReasonedError(
         'MemoryNotSaved',
         'The VM does not run, so it has no memory to save. Start the VM',
       );
     }
+    await this.#copyFiles(file, { target, signal, onProgress });
+    const lostPower = state.kind === 'suspended' || (state.kind === 'exited' && state.reason === 'Crashed');
+    return { consistency: lostPower ? 'Crash' : 'Stopped' };
+  }
+
+  /** Copies a snapshot. Nobody writes to its layer, also while the machine runs. */
+  async #copyLayer(file: MachineFile, uid: string, options: CopyOptions): Promise<Copied> {
+    const { file: disk, parent, snapshot } = requireSnapshot(file, uid);
+    await this.#copyFiles({ ...file, disk, parent }, options);
+    return { consistency: snapshot?.consistency ?? 'Crash' };
+  }
+
+  /** Copies the disk of `file` and the layers under it. No process may write to them. */
+  async #copyFiles(
+    file: MachineFile,
+    { target, signal, onProgress }: Pick<CopyOptions, 'target' | 'signal' | 'onProgress'>,
+  ): Promise<void> {
+    const { path, uid } = this.#folder;
     await requireOwnDisk(path, file);
     onProgress(0);
     const { isRoot, readers } = this.#context;
     const owner = await diskReader(path, file, isRoot);
     const as = owner && { ...owner, gid: readers ?? owner.gid };
     await convertToRaw(diskNode(file), target, { folder: path, mark: markOf(uid), as, signal, onProgress });
-    const lostPower = state.kind === 'suspended' || (state.kind === 'exited' && state.reason === 'Crashed');
-    return { consistency: lostPower ? 'Crash' : 'Stopped' };
   }
 
   async #explained(error: unknown, running: boolean, signal: AbortSignal): Promise<unknown> {
     if (signal.aborted) {
       return signal.reason;
     }
-    if (error instanceof ReasonedError && OF_MEMORY.has(error.reason)) {
+    if (error instanceof ReasonedError && EXACT_REASONS.has(error.reason)) {
       return error;
     }
     if (running && (await this.#machine.process()) === undefined) {

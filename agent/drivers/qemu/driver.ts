@@ -311,12 +311,14 @@ export class QemuDriver implements DriverOfVMs {
     });
   }
 
-  async copyBytes({ path }: MachineFolder): Promise<number> {
+  async copyBytes({ path }: MachineFolder, snapshot?: string): Promise<number> {
     const file = await readMachineFile(path);
     if (file?.diskBytes === undefined) {
       return 0;
     }
-    const own = [diskFile(file), ...layersFrom(file, file.parent).map((layer) => layer.file)];
+    const { id } = snapshot === undefined ? { id: file.parent } : requireSnapshot(file, snapshot);
+    const layers = layersFrom(file, id).map((layer) => layer.file);
+    const own = snapshot === undefined ? [diskFile(file), ...layers] : layers;
     const files = [...own.map((name) => join(path, name)), ...(file.base ? [file.base.path] : [])];
     const sizes = await Promise.all(files.map(async (one) => await allocatedBytes(one)));
     return sizes.reduce((sum, bytes) => sum + bytes, 0);

@@ -8,7 +8,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { Image, ImageSpec } from '../../../api/v1alpha1/image.ts';
 import { STORAGE_SECRET, SYSTEM_NAMESPACE, USER_DATA_SECRET_TYPE } from '../../../api/v1alpha1/names.ts';
 import { SECRETS } from '../../../kube/core.ts';
-import { IMAGES } from '../../../api/v1alpha1/resources.ts';
+import { IMAGES, VM_SNAPSHOTS } from '../../../api/v1alpha1/resources.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { Downloads } from '../../wires/downloads.ts';
 import { startRegistry, type TestRegistry } from '../../wires/registry.ts';
@@ -143,6 +143,25 @@ test(
       /Copying the disk of VM platform-default\/source[^]*Stored sha256:/,
     );
     await world.kubectl('delete', 'vm', 'copy');
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'an Image gets the disk of a snapshot, not the present one of the VM',
+  async () => {
+    expect(await tell(port, 'marker=kept')).toBe('saved\n');
+    await world.cluster.client().create(VM_SNAPSHOTS, {
+      metadata: { name: 'kept', namespace: NAMESPACE },
+      spec: { vmName: 'source' },
+    });
+    await world.kubectl('wait', '--for=condition=Ready', 'vmsnapshot/kept', '--timeout=60s');
+    expect(await tell(port, 'marker=after')).toBe('saved\n');
+    await create('of-snapshot', { source: { fromVM: { name: 'source', snapshot: 'kept' } } });
+    expect((await untilReady('of-snapshot')).status).toMatchObject({ consistency: 'Crash', size: '1Gi' });
+    expect(await page(port)).toMatchObject({ boots: '1', marker: 'after' });
+    expect(await deploy('of-kept', 'of-snapshot')).toMatchObject({ boots: '2', marker: 'kept' });
+    await world.kubectl('delete', 'vm', 'of-kept');
   },
   TEST_MILLISECONDS,
 );

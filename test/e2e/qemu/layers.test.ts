@@ -8,7 +8,7 @@ import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { readMachineFile } from '../../../agent/drivers/qemu/state.ts';
 import { pause } from '../../../base/time.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import { makeCopyDisk } from '../../fixtures/copydisk.ts';
+import { makeCopyDisk, markerOn } from '../../fixtures/copydisk.ts';
 import { mountTmpfs, whyNoTmpfs } from '../../support/tmpfs.ts';
 import { unless } from '../../support/unless.ts';
 import { BOOT_DEADLINE_MILLISECONDS, guestBase, TestMachine } from '../../worlds/qemuguest.ts';
@@ -71,14 +71,28 @@ describe('snapshots of a machine', { timeout: 4 * BOOT_DEADLINE_MILLISECONDS }, 
     expect(numbers.slice(-5)).toEqual([4, 3, 2, 1, 0].map((less) => last - less));
   }
 
+  /** Copies the disk of a snapshot while the guest runs, and checks that the copy has the marker of that moment. */
+  async function expectCopied(uid: string): Promise<void> {
+    const target = join(machine.host.directory, 'copy-of-snapshot.raw');
+    const options = { target, snapshot: uid, signal, onProgress: () => undefined };
+    const copy = await machine.driver.copyDisk(machine.folder, options);
+    expect(copy).toEqual({ consistency: 'FileSystem', virtualSizeBytes: base.virtualSizeBytes });
+    expect(await markerOn(target)).toBe(uid);
+    expect(await machine.driver.copyBytes(machine.folder, uid)).toBeGreaterThan(0);
+    const missing = machine.driver.copyDisk(machine.folder, { ...options, snapshot: 'another' });
+    await expect(missing).rejects.toMatchObject({ reason: 'SnapshotNotFound' });
+  }
+
   it('ten in a chain of a guest that writes all the time: it runs on, and each that it is reverted to has what it had written', async () => {
     const before = (await machine.page())['boot_id'];
     for (let index = 0; index < 10; index += 1) {
       await take(`snapshot-${index}`);
     }
     expect(await machine.page()).toMatchObject({ boot_id: before, marker: 'snapshot-9' });
-    for (const uid of ['snapshot-0', 'snapshot-6']) {
-      await revert(uid);
+    await expectCopied('snapshot-3');
+    // Back and forth, so that no disk is on the layer of the disk before it. The last one is the seventh.
+    for (const index of [0, 9, 1, 8, 2, 7, 3, 5, 4, 6]) {
+      await revert(`snapshot-${index}`);
     }
     const refused = machine.driver.revert(machine.folder, machine.plan, base, 'another');
     await expect(refused).rejects.toMatchObject({ reason: 'SnapshotNotFound' });
