@@ -52,6 +52,28 @@ export async function holdVM(hold: Hold): Promise<void> {
   }
 }
 
+/** A VM in a namespace. With a uid, no later VM of the same name is meant. */
+interface Named {
+  readonly namespace: string;
+  readonly name: string;
+  readonly uid?: string | undefined;
+}
+
+/**
+ * Moves the end of the VM's life to the time, in RFC 3339, and returns the VM.
+ *
+ * @throws ApiError, also when the VM has a later end or none, or when another VM has the name; the signal's reason when it aborts.
+ */
+export async function moveEnd(
+  client: KubeClient,
+  { namespace, name, uid }: Named,
+  aliveUntil: string,
+  signal?: AbortSignal,
+): Promise<VM> {
+  const patch = { metadata: { uid }, spec: { aliveUntil } };
+  return await client.mergePatch<VM>(VMS, { namespace, name }, patch, { signal });
+}
+
 /** Prolongs the life of the VM once, and returns the end of the life. `leftMilliseconds` limits the attempts. @throws as {@link holdVM}. */
 export async function prolong(hold: Hold, leftMilliseconds: number): Promise<string | undefined> {
   const { client, vm, signal } = hold;
@@ -59,10 +81,7 @@ export async function prolong(hold: Hold, leftMilliseconds: number): Promise<str
   const over = new AbortController();
   const timer = setTimeout(() => over.abort(), Math.max(1, leftMilliseconds));
   const inTime = AbortSignal.any([signal, over.signal]);
-  const write = async () => {
-    const patch = { metadata: { uid }, spec: { aliveUntil: endOfLife(hold) } };
-    return await client.mergePatch<VM>(VMS, { namespace, name }, patch, { signal: inTime });
-  };
+  const write = async () => await moveEnd(client, { namespace, name, uid }, endOfLife(hold), inTime);
   try {
     return (await repeated(write, inTime)).spec.aliveUntil;
   } catch (error) {

@@ -57,6 +57,7 @@ it.each([
   [new CredentialError('no token'), EXIT.denied, /^no token$/],
   [new CredentialError('The identity provider does not answer', 5), EXIT.noAnswer, /does not answer$/],
   [new Interrupted(), EXIT.interrupted, /^Interrupted$/],
+  [new Interrupted('SIGTERM'), EXIT.terminated, /^Interrupted$/],
   [new AggregateError([new CommandError('a', EXIT.notFound), new Error('b')]), EXIT.notFound, /^a\nb$/],
   [new AggregateError([new CommandError('a', EXIT.noAnswer), new Error('a')]), EXIT.noAnswer, /^a$/],
 ])('describes %s', (error, code, expected) => {

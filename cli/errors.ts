@@ -12,8 +12,17 @@ export const EXIT = {
   denied: 3,
   notFound: 4,
   noAnswer: 5,
+  hungUp: 129,
   interrupted: 130,
+  terminated: 143,
 } as const;
+/** Exit codes after a signal: 128 and the number of the signal, as shells count it. */
+const EXIT_BY_SIGNAL = {
+  SIGHUP: EXIT.hungUp,
+  SIGINT: EXIT.interrupted,
+  SIGTERM: EXIT.terminated,
+} as const satisfies Partial<Record<NodeJS.Signals, ExitCode>>;
+export type EndingSignal = keyof typeof EXIT_BY_SIGNAL;
 /**
  * Exit codes of `vm run` if Berth could not run the command, or could not copy its files. They are above 200, so that scripts can tell them
  * from the exit codes of most commands. docs/how-to/ci.md describes them.
@@ -52,10 +61,10 @@ export class ProgramEnded extends Error {
   }
 }
 
-/** Reason with which a signal aborts when the user interrupts the command. */
+/** Reason with which a signal aborts when the user interrupts the command. `cause` is the signal of the operating system. */
 export class Interrupted extends CommandError {
-  constructor() {
-    super('Interrupted', EXIT.interrupted);
+  constructor(cause: EndingSignal = 'SIGINT') {
+    super('Interrupted', EXIT_BY_SIGNAL[cause]);
   }
 }
 

@@ -6,7 +6,7 @@
 import { basename } from 'node:path';
 import { codeOf } from '../base/errors.ts';
 import { COMPLETE_VERB } from './completion.ts';
-import { EXIT, Interrupted } from './errors.ts';
+import { EXIT, type EndingSignal, Interrupted } from './errors.ts';
 import { run } from './program.ts';
 import { writerTo } from './terminal.ts';
 
@@ -15,12 +15,7 @@ const SCRIPTS: readonly string[] = ['main.ts', 'start.cjs'];
 
 const interrupt = new AbortController();
 for (const signal of ['SIGINT', 'SIGTERM'] as const) {
-  process.on(signal, () => {
-    if (interrupt.signal.aborted) {
-      process.exit(EXIT.interrupted);
-    }
-    interrupt.abort(new Interrupted());
-  });
+  process.on(signal, endBy);
 }
 // A program that reads the output can end before it has read everything, for example `head`. In this case, nobody needs the rest of the
 // output, so the command succeeds. After any other error, for example if the disk is full, the rest of the output is lost, so the command
@@ -39,6 +34,7 @@ void run(args, {
   isForPeople: process.stderr.isTTY,
   columns: () => process.stderr.columns,
   signal: interrupt.signal,
+  interrupt: endBy,
 }).then((code) => {
   process.exitCode = code;
   if (interrupt.signal.aborted || args[0] === COMPLETE_VERB) {
@@ -46,6 +42,15 @@ void run(args, {
     process.stderr.write('', () => process.exit());
   }
 });
+
+/** Interrupts the command. The second signal ends the process at once. */
+function endBy(cause: EndingSignal): void {
+  const interrupted = new Interrupted(cause);
+  if (interrupt.signal.aborted) {
+    process.exit(interrupted.exitCode);
+  }
+  interrupt.abort(interrupted);
+}
 
 /**
  * Returns the name of this command for help and messages. For a file `kubectl-berth`, the name is `kubectl berth`, because users type these

@@ -381,6 +381,7 @@ const EXAMPLES: Readonly<Record<string, string>> = {
   'vm push': 'build registry.example/team/debian-tools:1',
   'vm get-push-status': 'vm-push-x7k2p',
   'vm resize': 'build 120G',
+  'vm prolong': 'build --life 30m',
   'vm wait': 'build --for ready --timeout 5m',
   'vm why': 'build',
   'vm start': 'build',

@@ -1,4 +1,5 @@
 import type { WriteStream } from 'node:tty';
+import type { EndingSignal } from './errors.ts';
 import { printableLines } from './text.ts';
 
 /**
@@ -19,6 +20,8 @@ export interface Terminal {
   readonly columns?: () => number | undefined;
   /** Signal that aborts when the user interrupts the command. Its reason is an error of the class Interrupted. */
   readonly signal: AbortSignal;
+  /** Interrupts the command, as a signal of the operating system does. Only a command with a process of its own has this function. */
+  readonly interrupt?: (cause: EndingSignal) => void;
 }
 
 /**

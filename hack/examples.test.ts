@@ -1,14 +1,18 @@
 import { globSync } from 'node:fs';
-import { readFile } from 'node:fs/promises';
+import { readFile, writeFile } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { expect, test } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../api/v1alpha1/machine.ts';
 import { HOST_MARK } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+import { run } from '../base/exec.ts';
 import { parseConfig } from '../operator/config/config.ts';
+import { makeFolder } from '../test/support/folder.ts';
 
 const ROOT = join(import.meta.dirname, '..');
+/** Time limit of a script that only starts small programs. */
+const SCRIPT_MILLISECONDS = 30_000;
 
 interface Size {
   cpu: number;
@@ -63,6 +67,33 @@ test.each(['charts/berth/templates/monitoring.yaml', 'docs/reference/metrics.md'
   async (file) => {
     const selectors = (await read(file)).matchAll(/\{role: node, label: ([^}]+)\}/gi);
     expect([...selectors].map(([, label]) => label)).toEqual([HOST_MARK]);
+  },
+);
+
+test.each(globSync('examples/ci/*/*.sh', { cwd: ROOT }))('a shell can read %s', async (file) => {
+  expect(await run('sh', ['-n', join(ROOT, file)], { timeoutMilliseconds: SCRIPT_MILLISECONDS })).toBe('');
+});
+
+test.each([0, 7])(
+  'the script of the image of GitHub starts the runner with its configuration, and powers off when it ends with %i',
+  async (code) => {
+    const folder = makeFolder();
+    const programs = {
+      // The tests are not always root, so no other user runs the program.
+      su: 'echo "$1 $2 $3"; exec sh -c "$4"',
+      'run.sh': `echo "$ACTIONS_RUNNER_INPUT_JITCONFIG $#"; exit ${code}`,
+      poweroff: 'echo off',
+    };
+    for (const [name, text] of Object.entries(programs)) {
+      await writeFile(join(folder, name), `#!/bin/sh\n${text}\n`, { mode: 0o755 });
+    }
+    await writeFile(join(folder, 'user-data'), 'secret==\n');
+    const script = join(ROOT, 'examples/ci/github/berth-runner.sh');
+    const output = await run(script, [join(folder, 'user-data'), folder, 'ci'], {
+      environment: { PATH: `${folder}:${process.env['PATH']}`, POWEROFF: 'poweroff' },
+      timeoutMilliseconds: SCRIPT_MILLISECONDS,
+    });
+    expect(output).toBe('-m ci -c\nsecret== 0\noff\n');
   },
 );
 

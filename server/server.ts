@@ -42,6 +42,7 @@ import { addServiceAccountRoutes } from './serviceaccounts.ts';
 import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs.ts';
 import { addVMPoolRoutes } from './vmpools.ts';
+import { addLifeRoutes } from './vms/life.ts';
 import { addVMRoutes, PICTURES, type VMParts } from './vms/routes.ts';
 
 /**
@@ -219,6 +220,7 @@ function addRoutes(
   addNodeRoutes(app, services);
   addImageCacheRoutes(app, services);
   addVMRoutes(app, services, { deploys, pictures });
+  addLifeRoutes(app);
   addVMConfigRoutes(app, services);
   addVMPoolRoutes(app, services);
   addImageRoutes(app, services, transfers);

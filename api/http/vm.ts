@@ -1,7 +1,7 @@
 /** VMs in the HTTP API: their items, and the requests that deploy and change them. VM configs share the fields of the machine. */
 import * as z from 'zod';
 import { NEW_IMAGE_NAME_LENGTH, TAG, TAG_LENGTH } from '../v1alpha1/names.ts';
-import { objectName, text } from '../v1alpha1/schema.ts';
+import { objectName, text, timestamp } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { fieldSchema, imageName } from '../v1alpha1/template.ts';
 import type { VMSpec } from '../v1alpha1/vm.ts';
@@ -245,6 +245,12 @@ export const pushBody = z.object({ imageReference: imageName('Target of the push
 export const pushStartedSchema = z
   .object({ jobName: z.string().meta({ description: 'Name of the push.' }) })
   .meta({ id: 'PushStarted', description: 'The name of a new push.' });
+
+export const prolongBody = z.object({
+  aliveUntil: timestamp(
+    'New time in RFC 3339 after which the operator deletes the VM. It must not be earlier than the present one.',
+  ),
+});
 
 export const resizeBody = z.object({
   size: whole(1, DISK_MAXIMUM).meta({ description: 'Size of the disk in GB. A disk can only grow.' }),

@@ -1,5 +1,6 @@
 /** The verbs of `vm`. A verb with much code loads it when it runs. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
+import { endOfLife, LIFE_MILLISECONDS, moveEnd } from '../../actions/hold.ts';
 import { type PowerCommand, requestPower, type PowerDetails } from '../../actions/power.ts';
 import {
   addIneffective,
@@ -64,6 +65,7 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
     await create(terminal, command.optsWithGlobals<Globals>(), { name: name ?? flags.name, flags });
   });
   addRun(noun, terminal);
+  addProlong(noun, terminal);
   addDiskVerbs(noun, terminal);
   addDiagnosisVerbs(noun, terminal);
   for (const [word, description] of POWER) {
@@ -109,6 +111,38 @@ function addRun(noun: Command, terminal: Terminal): void {
       const { run } = await import('./run.ts');
       await run(terminal, command.optsWithGlobals<Globals>(), { flags, command: args });
     });
+}
+
+function addProlong(noun: Command, terminal: Terminal): void {
+  noun
+    .command('prolong')
+    .description('Move the time later at which VMs are deleted because nobody needs them')
+    .argument('<names...>', 'names of the VMs')
+    .option('--life <time>', 'time from now until the VMs are deleted (default: 10m)', parseDuration)
+    .action(async (names: string[], flags: { life?: number }, command: Command) => {
+      const { life: lifeMilliseconds = LIFE_MILLISECONDS } = flags;
+      await prolong(terminal, command.optsWithGlobals<Globals>(), { names, lifeMilliseconds });
+    });
+}
+
+/** Prolongs the lives of the VMs, which begin now. @throws CommandError; ApiError, for example when a VM has a later end or none. */
+async function prolong(
+  terminal: Terminal,
+  globals: Globals,
+  { names, lifeMilliseconds }: { readonly names: readonly string[]; readonly lifeMilliseconds: number },
+): Promise<void> {
+  const { signal } = terminal;
+  const until = endOfLife({ clock: Date.now, lifeMilliseconds });
+  await withCluster(terminal, globals, async (cluster) => {
+    const { client } = cluster;
+    const { done: objects, rethrow } = await forEachName(names, async (name) => {
+      const { metadata } = await getNamed(cluster, VM_KIND, name, signal);
+      return await moveEnd(client, { ...metadata, namespace: cluster.namespace }, until, signal);
+    });
+    const sentence = (name: string) => `vm ${name} lives until ${until}`;
+    await report(terminal, globals, { kind: VM_KIND, objects, sentence });
+    rethrow();
+  });
 }
 
 function addDeployFlags(command: Command): Command {

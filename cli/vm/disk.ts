@@ -293,7 +293,7 @@ function ended(
   const { name } = latest.metadata;
   const goesOn = `The ${work} of image ${name} continues. To see the progress, run: ${command}`;
   if (error instanceof Interrupted) {
-    return new CommandError(`${error.message}. ${goesOn}`, EXIT.interrupted);
+    return new CommandError(`${error.message}. ${goesOn}`, error.exitCode);
   }
   if (limit === undefined) {
     return error;

@@ -10,7 +10,7 @@ import { LIFE_MILLISECONDS, prolong } from '../../actions/hold.ts';
 import { timeoutMinutes } from '../../api/http/vmspec.ts';
 import { SECRETS } from '../../kube/core.ts';
 import { type UserCluster, withCluster } from '../cluster.ts';
-import { CommandError, described, EXIT, Interrupted, ProgramEnded, RUN_EXIT } from '../errors.ts';
+import { CommandError, described, EXIT, ProgramEnded, RUN_EXIT } from '../errors.ts';
 import type { Copy } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
@@ -85,13 +85,16 @@ interface Work {
 export async function run(terminal: Terminal, globals: Globals, work: Work): Promise<void> {
   checkFlags(work.flags);
   await requireSources(work.flags.copy ?? []);
-  const hangup = new AbortController();
-  const hangUp = (): void => hangup.abort(new Interrupted());
-  process.once('SIGHUP', hangUp);
+  // Shell and system both send this signal when a terminal is closed, and a second one must not prevent the deletion of the VM.
+  const hangUp = (): void => {
+    if (!terminal.signal.aborted) {
+      terminal.interrupt?.('SIGHUP');
+    }
+  };
+  process.on('SIGHUP', hangUp);
   const folder = await mkdtemp(join(tmpdir(), 'berth-run-'));
   try {
-    const signal = AbortSignal.any([terminal.signal, hangup.signal]);
-    await runWith({ ...terminal, signal }, globals, { ...work, folder });
+    await runWith(terminal, globals, { ...work, folder });
   } finally {
     process.off('SIGHUP', hangUp);
     await rm(folder, { recursive: true, force: true });

@@ -1,6 +1,6 @@
 /** Samples of YAML, of values and of commands in the pages: the kinds, the chart and the command accept them. */
 import { globSync, readFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import type { Command } from 'commander';
 import { expect, test } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
@@ -14,6 +14,8 @@ import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const PAGES = globSync(['*.md', 'docs/**/*.md', 'charts/berth/*.md'], { cwd: ROOT });
+/** Scripts and settings for CI systems. */
+const CI_EXAMPLES = globSync('examples/ci/*/*', { cwd: ROOT });
 const DEFAULTS: unknown = parse(readFileSync(join(ROOT, 'charts/berth/values.yaml'), 'utf8'));
 
 /** Key in the place of `AAAA…`, which stands for the reader's own key. */
@@ -66,7 +68,20 @@ const SETTINGS = blocks('sh').flatMap(({ page, text }) =>
 const CALLS = [
   ...blocks('sh').flatMap(({ page, text }) => callsIn(page, text, /^ *(?:dist\/)?berth ([^#|&>\n]+)/gm)),
   ...PAGES.flatMap((page) => callsIn(page, readFileSync(join(ROOT, page), 'utf8'), /`berth ([^`\n]+)`/g)),
+  ...CI_EXAMPLES.flatMap((file) => callsOfExample(file)),
 ];
+
+/** Returns the calls in a script or in settings. Settings have the words as a list. */
+function callsOfExample(file: string): { page: string; call: string }[] {
+  const text = readFileSync(join(ROOT, file), 'utf8')
+    .replaceAll(/^ *(#|\/\/).*$/gm, '')
+    .replaceAll('\\\n', ' ');
+  const lists = [...text.matchAll(/\[("?(?:vm|gitlab)"?, [^\]]*)\]/g)];
+  return [
+    ...callsIn(file, text, /(?<![\w/.-])berth ((?:vm|pool|secret) [^#|&>\n]+)/g),
+    ...lists.map(([, list = '']) => ({ page: file, call: list.replaceAll('"', '').replaceAll(/, */g, ' ') })),
+  ];
+}
 
 function callsIn(page: string, text: string, pattern: RegExp): { page: string; call: string }[] {
   return [...text.matchAll(pattern)].map(([, call = '']) => ({ page, call: call.trim() }));
@@ -117,7 +132,12 @@ test.each(SETTINGS)('$page sets $path, which the chart has', ({ path }) => {
   expect(issues.filter(({ code }) => code === 'unrecognized_keys')).toEqual([]);
 });
 
-test('the command has each verb and flag of the pages', async () => {
+test('there are calls in the examples for most CI systems', () => {
+  const systems = new Set(CI_EXAMPLES.filter((file) => callsOfExample(file).length > 0).map(dirname));
+  expect(systems.size).toBeGreaterThan(6);
+});
+
+test('the command has each verb and flag of the pages and examples', async () => {
   const program = await createProgram(makeTerminal(), () => true);
   const wrong = CALLS.filter(({ call }) => {
     const { command, rest } = commandOf(program, call.split(' -- ')[0]?.split(/\s+/) ?? []);

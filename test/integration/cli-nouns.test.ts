@@ -447,15 +447,15 @@ describe('members of a namespace', () => {
     const add = ['registry', 'add', 'https://registry.example', '--username', 'ci'];
     const call = `sh -c 'echo "pid $$"; exec ${command.expected(add).join(' ')}'`;
     const ends = [
-      (_: StartedProgram, pid: number) => process.kill(pid, 'SIGTERM'),
-      (asking: StartedProgram) => asking.type('secret\u0003'),
-    ];
-    for (const end of ends) {
+      ['143', (_: StartedProgram, pid: number) => process.kill(pid, 'SIGTERM')],
+      ['130', (asking: StartedProgram) => asking.type('secret\u0003')],
+    ] as const;
+    for (const [expected, end] of ends) {
       const asking = command.inTerminal(`echo "begin $(stty -g)"; ${call}; echo "end $? $(stty -g)"`);
       const [, pid] = await asking.prints(/pid (\d+)\s+Password: $/);
       end(asking, Number(pid));
       const [, before, code, after] = await asking.prints(/begin (\S+)[^]*Interrupted\s+end (\d+) (\S+)\s/);
-      expect([code, after]).toEqual(['130', before]);
+      expect([code, after]).toEqual([expected, before]);
       expect((await asking.result()).stdout).not.toContain('secret');
     }
   });

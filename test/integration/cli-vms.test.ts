@@ -1,13 +1,19 @@
 /** VMs by the command `berth`: the exact forms that integrations call, and each way in which a call can fail. */
+import { once } from 'node:events';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { IMAGES, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { SECRETS } from '../../kube/core.ts';
+import { GARM_PROVIDER } from '../fixtures/ciexamples.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
 import { accountToken, writeTokenKubeconfig } from '../support/members.ts';
 import { BerthCommand, type CommandResult } from '../wires/berth.ts';
+import { StartedProgram } from '../wires/startedprogram.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 
 const namespace = 'platform-default';
@@ -280,6 +286,114 @@ describe('a deployment', () => {
     ]);
     await vms.waitUntilGone('late');
   });
+});
+
+/** Files of a runner that GARM gives, by their paths. */
+const RUNNER_FILES: Readonly<Record<string, string>> = {
+  '/credentials/runner': '{"agentName":"garm-Ab1"}',
+  '/credentials/credentials': '{"scheme":"OAuth"}',
+  '/credentials/credentials_rsaparams': '{"d":"c2VjcmV0"}',
+};
+
+it('an example of a provider makes VMs for GARM with the configuration of their runners, and deletes them', async () => {
+  const metadata = createServer(({ url = '', headers }, response) => {
+    const isAllowed = headers.authorization === 'Bearer of-the-instance';
+    response.writeHead(isAllowed ? 200 : 401).end(isAllowed ? RUNNER_FILES[url] : '');
+  });
+  await once(metadata.listen(0, '127.0.0.1'), 'listening');
+  const { port } = metadata.address() as AddressInfo;
+  const garm = async (GARM_COMMAND: string, id = '', input = '') => {
+    const environment = {
+      ...command.installed(),
+      // Members with the role dev may not make Secrets.
+      KUBECONFIG: cluster.kubeconfig,
+      GARM_COMMAND,
+      GARM_CONTROLLER_ID: 'c-1',
+      GARM_POOL_ID: 'p-1',
+      GARM_INSTANCE_ID: id,
+    };
+    const program = new StartedProgram(GARM_PROVIDER, [], environment);
+    program.type(input);
+    return await program.result();
+  };
+  const bootstrap = {
+    name: 'garm-Ab1',
+    flavor: CONFIG,
+    image: IMAGE,
+    arch: 'arm64',
+    'metadata-url': `http://127.0.0.1:${port}`,
+    'instance-token': 'of-the-instance',
+  };
+  const create = async (change = {}) =>
+    await garm('CreateInstance', '', JSON.stringify({ ...bootstrap, ...change }));
+  const instance = {
+    provider_id: 'garm-ab1',
+    name: 'garm-Ab1',
+    pool_id: 'p-1',
+    os_type: 'linux',
+    provider_fault: '',
+  };
+  const created = await create();
+  expect([created.code, JSON.parse(created.stdout)]).toEqual([0, expect.objectContaining(instance)]);
+  const { spec } = await vms.get('garm-ab1');
+  expect(spec).toMatchObject({ ttlSecondsAfterFinished: 0, activeDeadlineSeconds: 21_600, image: IMAGE });
+  const { data = {} } = await cluster.client().get(SECRETS, { namespace, name: 'garm-ab1' });
+  const decode = (text = '') => Buffer.from(text, 'base64').toString();
+  const files = JSON.parse(decode(decode(data['user-data']))) as Record<string, string>;
+  expect(Object.entries(files).map(([name, text]) => [name, decode(text)])).toEqual([
+    ['.runner', RUNNER_FILES['/credentials/runner']],
+    ['.credentials', RUNNER_FILES['/credentials/credentials']],
+    ['.credentials_rsaparams', RUNNER_FILES['/credentials/credentials_rsaparams']],
+  ]);
+  await vms.waitForPhase('garm-ab1', 'Running');
+  const running = { ...instance, status: 'running', os_arch: 'arm64' };
+  expect(JSON.parse((await garm('GetInstance', 'garm-ab1')).stdout)).toEqual(running);
+  expect(JSON.parse((await garm('ListInstances')).stdout)).toEqual([running]);
+  expect((await garm('Stop', 'garm-ab1')).code).toBe(0);
+  expect((await vms.get('garm-ab1')).spec.powerState).toBe('Stopped');
+  expect((await garm('Start', 'garm-ab1')).code).toBe(0);
+  // A creation that fails leaves nothing, and GARM then deletes by its own name.
+  expect(await create({ name: 'garm-Ab2', 'instance-token': 'other' })).toMatchObject({
+    code: 22,
+    stdout: '',
+  });
+  expect((await create({ name: 'garm-Ab2', image: 'No image' })).code).toBe(1);
+  for (const id of ['garm-ab1', 'garm-Ab1', 'garm-Ab2']) {
+    expect((await garm('DeleteInstance', id)).code).toBe(0);
+  }
+  expect((await garm('GetInstance', 'garm-ab1')).code).not.toBe(0);
+  const left = await Promise.all(
+    ['garm-ab1', 'garm-ab2'].map((name) =>
+      cluster
+        .client()
+        .get(SECRETS, { namespace, name })
+        .catch(() => 'none'),
+    ),
+  );
+  expect(left).toEqual(['none', 'none']);
+  await vms.waitUntilGone('garm-ab1');
+  expect(JSON.parse((await garm('ListInstances')).stdout)).toEqual([]);
+  expect((await garm('RemoveAllInstances')).code).toBe(0);
+  metadata.close();
+});
+
+it('prolong moves the end of the lives of VMs later, and names a VM without an end', async () => {
+  const onBare = ['--image', IMAGE, '--node', 'bare'];
+  const soon = new Date(Date.now() + 3_600_000).toISOString();
+  await berth('vm', 'create', 'held', ...onBare, '--alive-until', soon);
+  await berth('vm', 'create', 'free', ...onBare);
+  const before = Date.now();
+  const { code, out, err } = await berth('vm', 'prolong', 'held', 'free', '--life', '2h');
+  expect([code, out, err]).toEqual([
+    1,
+    expect.stringMatching(/^vm held lives until \S+Z\n$/),
+    expect.stringContaining('aliveUntil can be set only when the VM is created'),
+  ]);
+  const until = Date.parse((await vms.get('held')).spec.aliveUntil ?? '');
+  expect(until).toBeGreaterThanOrEqual(before + 7_200_000);
+  expect(until).toBeLessThanOrEqual(Date.now() + 7_200_000);
+  const earlier = await berth('vm', 'prolong', 'held');
+  expect([earlier.code, earlier.err]).toEqual([1, expect.stringContaining('can only be moved later')]);
 });
 
 it('start, stop and restart change the VM, and refuse what makes no sense', async () => {

@@ -12,6 +12,8 @@ import { sharedCluster } from '../support/cluster.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const EXAMPLES = globSync('examples/*.yaml', { cwd: ROOT }).toSorted();
+/** Objects of Berth for CI systems. Those of other projects need their kinds, which no test has. */
+const CI_EXAMPLES = globSync('examples/ci/{github,buildkite}/*.yaml', { cwd: ROOT }).toSorted();
 
 let cluster: Cluster;
 
@@ -25,6 +27,12 @@ test.each(EXAMPLES)('%s is accepted, and its last lines say how to use it', asyn
   expect(stdout).toMatch(/^(vm|vmpool|server).berth.dev\/\S+ created/m);
   const text = await readFile(path, 'utf8');
   expect(text.slice(text.lastIndexOf('\n\n'))).toMatch(/^\s*# (Reach|Use) it[^]*\n#   (kubectl|ssh|curl) /);
+});
+
+test.each(CI_EXAMPLES)('%s is accepted', async (file) => {
+  const path = join(ROOT, file);
+  const { stdout } = await cluster.kubectl(['apply', '--dry-run=server', '--validate=strict', '-f', path]);
+  expect(stdout).toMatch(/^(runnerset|vmpool).berth.dev\/\S+ created/m);
 });
 
 test.each(EXAMPLES.filter((file) => file.includes('/server-')))(

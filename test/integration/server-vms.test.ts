@@ -296,6 +296,28 @@ describe('actions on a VM', () => {
     expect(spec.ttlSecondsAfterFinished).toBe(3600);
   });
 
+  it('prolong its life, and never shorten it', async () => {
+    const [until, later] = ['2099-01-01T00:00:00Z', '2099-01-02T00:00:00Z'];
+    const body = { ...nowhere, name: 'held', aliveUntil: until };
+    expect((await deploy(body, '?wait=false')).status).toBe(202);
+    expect(await act('held', 'prolong', { aliveUntil: later })).toBe(200);
+    expect((await vms.get('held')).spec.aliveUntil).toBe(later);
+    const prolong = async (name: string, aliveUntil: string) => {
+      const call = { method: 'POST', token, body: { aliveUntil } } as const;
+      const { status, body: answer } = await api.call(`${PATH}/${name}/prolong`, call);
+      return [status, answer.message];
+    };
+    expect(await prolong('held', until)).toEqual([422, expect.stringContaining('only be moved later')]);
+    expect(await prolong('held', 'tomorrow')).toEqual([422, expect.stringContaining('aliveUntil: ')]);
+    expect((await vms.get('held')).spec.aliveUntil).toBe(later);
+    // A user who may change a VM could otherwise delete it.
+    expect(await prolong('known', later)).toEqual([
+      403,
+      expect.stringContaining('only when the VM is created'),
+    ]);
+    expect((await prolong('missing', later))[0]).toBe(404);
+  });
+
   it('let its disk grow, and never shrink', async () => {
     expect(await act('known', 'resize', { size: 200 })).toBe(200);
     expect((await vms.get('known')).spec.diskSize).toBe('200G');

@@ -12,6 +12,13 @@ import { authenticationConfiguration } from '../../../hack/authentication.ts';
 import type { ServerProcess } from '../../../hack/cluster/program.ts';
 import { makeKey } from '../../../hack/login.ts';
 import { waitFor } from '../../../hack/wait.ts';
+import {
+  BUILDKITE_OUTPUT,
+  BUILDKITE_SCRIPT,
+  buildkiteEnvironment,
+  gitlabCall,
+  SHELL_JOB,
+} from '../../fixtures/ciexamples.ts';
 import { BerthCommand, type CommandResult } from '../../wires/berth.ts';
 import { startRegistry, type TestRegistry } from '../../wires/registry.ts';
 import { StartedProgram } from '../../wires/startedprogram.ts';
@@ -172,11 +179,11 @@ test(
   TEST_MILLISECONDS,
 );
 
-/** Returns the names of the VMs that `vm run` has made. */
-async function runVMs(): Promise<string[]> {
+/** Returns the names of the VMs that begin with the text, or of those that `vm run` has made. */
+async function runVMs(start = 'run-'): Promise<string[]> {
   return (await world.vms.list())
     .map(({ metadata }) => metadata.name)
-    .filter((name) => name.startsWith('run-'));
+    .filter((name) => name.startsWith(start));
 }
 
 const RUN = ['run', '--config', 'small'] as const;
@@ -197,7 +204,8 @@ test(
     ];
     const command3 = ['sh', '-c', script, 'sh', 'one', "two  $HOME 'x'"];
     const signals = `sh -c 'kill -INT $$'; echo $?; kill -TERM $$`;
-    const [job, ended, done] = await Promise.all([
+    const agent = await buildkiteEnvironment(folder, environment);
+    const [job, ended, done, bootstrap] = await Promise.all([
       command.run(['vm', ...RUN, '--env-secret', 'job', ...copies, '--', ...command3], {
         input: 'x'.repeat(INPUT_BYTES),
         // The role of a developer does not let people read Secrets.
@@ -205,11 +213,13 @@ test(
       }),
       berth(...RUN, '--', 'sh', '-c', signals),
       berth(...RUN, '--', 'true'),
+      new StartedProgram(BUILDKITE_SCRIPT, [], agent).result(),
     ]);
     expect(job).toEqual({ code: 3, out: `${INPUT_BYTES}\nit's "secret" \\\ncopied`, err: 'told\n' });
     expect(await readFile(join(folder, 'out', 'result'), 'utf8')).toBe("two  $HOME 'x'\n");
     expect([ended.code, ended.out]).toEqual([143, '130\n']);
     expect(done).toEqual({ code: 0, out: '', err: '' });
+    expect(bootstrap).toEqual({ code: 3, stdout: BUILDKITE_OUTPUT, stderr: '' });
     await waitFor('no VM to be left', async () => (await runVMs()).length === 0);
   },
   TEST_MILLISECONDS,
@@ -221,11 +231,25 @@ test(
     const begun = ['sh', '-c', 'echo begun; sleep 600'];
     const ended = command.start(['vm', ...RUN, '--', ...begun]);
     const killed = command.start(['vm', ...RUN, '--life', '20s', '--', ...begun]);
+    for (const [name, text] of [
+      ['one', 'echo one >word'],
+      ['two', 'cat word; echo begun; sleep 600'],
+    ] as const) {
+      await writeFile(join(folder, name), text);
+    }
+    const script = new StartedProgram(
+      SHELL_JOB,
+      ['small', join(folder, 'one'), join(folder, 'two')],
+      environment,
+    );
     const begins = (program: StartedProgram) => program.prints(/^begun$/m, TEST_MILLISECONDS / 2);
-    await Promise.all([begins(ended), begins(killed)]);
+    await Promise.all([begins(ended), begins(killed), begins(script)]);
     killed.kill();
-    ended.interrupt('SIGTERM');
-    expect(await ended.ended()).toMatchObject({ code: 130, stderr: 'error: Interrupted\n' });
+    ended.interrupt('SIGHUP');
+    script.interrupt('SIGTERM');
+    expect(await ended.ended()).toMatchObject({ code: 129, stderr: 'error: Interrupted\n' });
+    expect(await script.ended()).toMatchObject({ code: 143, stdout: 'one\nbegun\n' });
+    await waitFor('the VM of the script to be deleted', async () => (await runVMs('job-')).length === 0);
     await waitFor('one VM to be deleted', async () => (await runVMs()).length === 1);
     const [name = ''] = await runVMs();
     await world.vms.waitUntilGone(name);
@@ -246,10 +270,7 @@ test(
       spec: { replicas: 1, template },
     });
     await world.kubectl('wait', '--for=condition=Ready', 'vmpool/jobs', '--timeout=120s');
-    const members = async () =>
-      (await world.vms.list())
-        .map(({ metadata }) => metadata.name)
-        .filter((name) => name.startsWith('jobs-'));
+    const members = async () => await runVMs('jobs-');
     const [member = ''] = await members();
     expect(await berth('ssh', member, '--', 'guest-agent')).toMatchObject({ code: 0 });
     const claimed = await berth('run', '--pool', 'jobs', '--', 'sh', '-c', 'cat; exit 4');
@@ -279,12 +300,15 @@ test(
       BUILD_EXIT_CODE_FILE: code,
       SECRET: 'of the runner',
     };
-    const config = await command.run(['gitlab', 'config'], { environment: variables });
+    const config = await command.run(await gitlabCall('config'), { environment: variables });
+    expect(JSON.parse(config.out)).toMatchObject({ builds_dir: '/Users/ci/builds' });
     const { job_env } = JSON.parse(config.out) as { job_env: Record<string, string> };
-    const stage = async (...args: string[]) =>
-      await command.run(['gitlab', ...args], { environment: { ...variables, ...job_env } });
+    const stage = async (name: Parameters<typeof gitlabCall>[0], ...args: string[]) =>
+      await command.run([...(await gitlabCall(name)), ...args], {
+        environment: { ...variables, ...job_env },
+      });
     expect(await stage('cleanup')).toMatchObject({ code: 0 });
-    const prepared = await stage('prepare', '--config', 'small');
+    const prepared = await stage('prepare');
     expect([prepared.code, prepared.err]).toEqual([
       0,
       expect.stringContaining('The guest has no gitlab-runner'),

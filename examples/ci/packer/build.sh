@@ -1,0 +1,28 @@
+#!/bin/sh
+# Boots a VM, lets Packer set up its guest, and saves its disk as a new image: build.sh VMCONFIG IMAGE
+set -eu
+here=$(dirname "$0")
+port=${PORT:-2222}
+folder=$(mktemp -d)
+vm='' forward=''
+
+clean_up() {
+  code=$?
+  trap '' HUP INT TERM
+  [ -z "$forward" ] || kill "$forward" || :
+  [ -z "$vm" ] || berth vm delete --wait=false "$vm"
+  rm -r "$folder"
+  exit "$code"
+}
+trap clean_up EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+ssh-keygen -q -t ed25519 -N '' -f "$folder/key"
+vm=$(berth vm deploy packer --generate-name --config "$1" --ssh-key "$folder/key.pub" --wait-for ready -o name)
+berth vm port-forward "$vm" "$port:22" &
+forward=$!
+# Packer waits for the SSH server by itself.
+packer build -var "port=$port" -var "key=$folder/key" "$here/guest.pkr.hcl"
+berth vm save "$vm" "$2"
