@@ -134,6 +134,24 @@ describe("the scheduler's reasons, in a short form", () => {
     expect(explainPlacement(pod, message, () => hosts)).toBe(expected);
   });
 
+  it('says that no host runs macOS, and not what these hosts lack besides, as if the guest had to wait for it', () => {
+    const requests = { 'berth.dev/macos-guest': '1', memory: '4Gi' };
+    const pod = {
+      spec: { containers: [{ name: 'machine', resources: { requests } }] },
+    } as unknown as Pod;
+    const busy = { status: { allocatable: { memory: '8Gi' } } } as unknown as Node;
+    const cordoned = { spec: { unschedulable: true }, status: {} } as unknown as Node;
+    const message =
+      '0/2 nodes are available: 1 Insufficient memory, 1 Insufficient berth.dev/macos-guest, 1 node(s) were unschedulable.';
+    expect(explainPlacement(pod, message, () => [busy, cordoned])).toBe(
+      'No host can take it: 2 that run no macOS guests',
+    );
+    const mac = {
+      status: { allocatable: { memory: '8Gi', 'berth.dev/macos-guest': '2' } },
+    } as unknown as Node;
+    expect(explainPlacement(pod, message, () => [busy, mac])).toContain('No host is free: 1 short of memory');
+  });
+
   it('counts a cordoned host for its cordon and not for the resource that it lacks too', () => {
     const pod = {
       spec: { containers: [{ name: 'machine', resources: { requests: { memory: '4Gi' } } }] },

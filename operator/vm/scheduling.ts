@@ -91,8 +91,17 @@ export function schedulingReason(pod: Pod, hints: SchedulingHints): SchedulingRe
   return { reason: 'Unschedulable', message: `${message}${holders}${tried}` };
 }
 
-/** Translates a message of the scheduler about this Pod for people. `hosts` returns the Nodes of all hosts. */
+/**
+ * Translates a message of the scheduler about this Pod for people. `hosts` returns the Nodes of all hosts. If no host that suits a guest with
+ * macOS runs such guests, the text says only this. The scheduler would name what these hosts lack besides, as if the guest had to wait for it.
+ */
 export function explainPlacement(pod: Pod, message: string, hosts: () => readonly Node[]): string {
+  if (HEADER.test(message) && requestOf(pod, MACOS_GUEST_RESOURCE) !== undefined) {
+    const suitable = hosts().filter((node) => suits(pod.spec, node));
+    if (suitable.length > 0 && suitable.every((node) => isShort(pod, node, MACOS_GUEST_RESOURCE))) {
+      return `${NONE_ABLE}: ${OBSTACLES.noMacOS.replace('%', String(suitable.length))}`;
+    }
+  }
   return condense(message, {
     taints: () => describeTaints(pod, hosts()),
     lacking: (resource) => hosts().filter((node) => lacks(pod, node, resource)).length,
@@ -134,14 +143,18 @@ interface Fleet {
  * taint or cordon keeps off is none of them, because the scheduler names the taint and not the resource.
  */
 function lacks(pod: Pod, node: Node, resource: string): boolean {
-  const wanted = machineContainer(pod)?.resources?.requests?.[resource];
+  return suits(pod.spec, node) && keptOffBy(pod, node) === undefined && isShort(pod, node, resource);
+}
+
+/** Returns true if the Pod requests more of the resource than the host ever has. */
+function isShort(pod: Pod, node: Node, resource: string): boolean {
+  const wanted = requestOf(pod, resource);
   const has = node.status?.allocatable?.[resource] ?? '0';
-  return (
-    wanted !== undefined &&
-    suits(pod.spec, node) &&
-    keptOffBy(pod, node) === undefined &&
-    amountOf(resource, has) < amountOf(resource, wanted)
-  );
+  return wanted !== undefined && amountOf(resource, has) < amountOf(resource, wanted);
+}
+
+function requestOf(pod: Pod, resource: string): string | undefined {
+  return machineContainer(pod)?.resources?.requests?.[resource];
 }
 
 interface Reason {
