@@ -10,7 +10,7 @@ import { Authorizer } from '../kube/serving/authorization.ts';
 import { KubeClient } from '../kube/client.ts';
 import { EventRecorder } from '../kube/events.ts';
 import { Transport } from '../kube/transport.ts';
-import { type AgentConfig, portRules } from './config.ts';
+import { type AgentConfig, machineDriver, portRules } from './config.ts';
 import { EmulatorOffers } from './node/emulators.ts';
 import { freeDisk } from './disks/freedisk.ts';
 import { fitDrivers, runtimeVersion } from './fitness.ts';
@@ -49,10 +49,12 @@ import { taskWork } from './tasks/work.ts';
 import { Proxies } from '../base/proxy.ts';
 import { createMetrics } from '../kube/metrics.ts';
 import { EmulatorDriver } from './drivers/emulator/driver.ts';
-import { QemuDriver } from './drivers/qemu/driver.ts';
+import { QemuDriver, type QemuDriverOptions } from './drivers/qemu/driver.ts';
+import { homeOf, TartDriver } from './drivers/tart/driver.ts';
+import { bundleOf } from './drivers/tart/files.ts';
 import { seedPages } from './seed/seed.ts';
 import { hostFile, ownRoot } from './processes/ownroot.ts';
-import { createNetwork } from './networkdriver.ts';
+import { createNetwork, type NetworkSurroundings } from './networkdriver.ts';
 
 /**
  * Time limit for sending the last Events. These Events give the reasons why machines ended. The limit is short, because a kubelet allows
@@ -111,7 +113,7 @@ export async function runAgent(
   const guard = new DiskGuard({
     minimumFree: config.images.minimumFree,
     freeBytes: async () => (await freeDisk(config.dataDirectory)).bytes,
-    sizeOf: (uid) => folderBytes(join(host.machinesDirectory, uid)),
+    sizeOf: (uid) => machineBytes(config.dataDirectory, uid),
     machines: () => pods.machines.guarded(),
     relieve: () => parts.images.relieve(),
     replenish: () => keepReserve(config.dataDirectory),
@@ -328,8 +330,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
     metrics,
     logger: logger.child({ part: 'images' }),
   });
-  const log = logger.child({ part: 'qemu' });
-  const machineRoot = await ownRoot({ dataDirectory, logger: log });
+  const machineRoot = await ownRoot({ dataDirectory, logger });
   const publisher = new Publisher({
     registries: images.registries,
     storageFolder: config.images.storageFolder,
@@ -338,19 +339,13 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   publisher.protectFolder().catch((error: unknown) => {
     logger.error({ err: error }, 'The mode of the folder of the image storage could not be set');
   });
+  const parts = { dataDirectory, architecture, readers: users?.reader.gid, ownRoot: machineRoot };
+  const driver = createDriver(config, parts, logger);
   return {
     metrics,
     users,
     records,
-    drivers: [
-      new QemuDriver({
-        dataDirectory,
-        architecture,
-        logger: log,
-        readers: users?.reader.gid,
-        ownRoot: machineRoot,
-      }),
-    ],
+    drivers: [driver],
     emulators: new EmulatorDriver({
       dataDirectory,
       sdk: config.emulator?.sdk,
@@ -367,10 +362,34 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       ports: portRules(config),
       clusterCIDRs: config.clusterCIDRs,
       metadata: seedPages(join(dataDirectory, 'machines')),
+      guestAddress: addressesOf(driver),
       machineUsers:
         process.getuid?.() === 0 ? hypervisorUsers(config.machines.users, records.list()) : undefined,
       resolvConf: machineRoot === undefined ? undefined : await hostFile('/etc/resolv.conf'),
       logger: logger.child({ part: 'network' }),
     }),
   };
+}
+
+/** Creates the driver of VMs that the configuration names. A host has one, because two would not know of each other's machines. */
+function createDriver(
+  { machines }: AgentConfig,
+  options: Omit<QemuDriverOptions, 'logger'>,
+  logger: Logger,
+): QemuDriver | TartDriver {
+  const part = machineDriver(machines);
+  const own = { ...options, logger: logger.child({ part }) };
+  return part === 'tart' ? new TartDriver({ ...own, program: machines.tart }) : new QemuDriver(own);
+}
+
+/** Returns the function that finds the address of a guest, if only the driver of the machines knows it. */
+function addressesOf(driver: QemuDriver | TartDriver): NetworkSurroundings['guestAddress'] {
+  return driver instanceof TartDriver ? async (uid) => await driver.address(uid) : undefined;
+}
+
+/** Returns the size of all files of a machine in bytes. The driver tart has the disks of machines in a folder of its own. */
+async function machineBytes(dataDirectory: string, uid: string): Promise<number> {
+  const folders = [join(dataDirectory, 'machines', uid), bundleOf(homeOf(dataDirectory), uid)];
+  const sizes = await Promise.all(folders.map(async (folder) => await folderBytes(folder)));
+  return sizes.reduce((sum, bytes) => sum + bytes, 0);
 }

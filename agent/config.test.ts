@@ -1,6 +1,6 @@
 import { mkdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { ConfigError } from '../base/config.ts';
 import { folderMistakes, loadConfig } from './config.ts';
 import { rememberOwner } from './owner.ts';
@@ -133,6 +133,35 @@ describe("the network's driver", () => {
       ]);
     },
   );
+});
+
+describe("the machines' driver", () => {
+  test('tart brings its network, also for root, and a network that does not fit is refused', () => {
+    const text = `${LEAST}machines: { driver: tart, tart: bin/tart }\n`;
+    expect(loadConfig(write(text), {}, ROOT)).toMatchObject({
+      network: { driver: 'vmnet' },
+      machines: { driver: 'tart', tart: join(directory, 'bin/tart') },
+    });
+    expect(mistakes(`${text}network: { driver: user }\n`)).toEqual([
+      'network.driver: machines.driver is tart, which needs vmnet, not user',
+    ]);
+    expect(mistakes(`${LEAST}network: { driver: vmnet }\n`)).toEqual([
+      'network.driver: vmnet needs machines.driver tart. Use nat or user',
+    ]);
+    expect(mistakes(`${text}architecture: amd64\n`)[0]).toMatch(/^architecture: .* arm64 guests only/);
+    expect(mistakes(`${text}network: { guestsMayNotReach: [192.0.2.0/24] }\n`)[0]).toMatch(
+      /^network\.guestsMayNotReach: .*blocks nothing/,
+    );
+  });
+
+  test('is tart on Apple silicon, and else qemu', () => {
+    expect(loadConfig(write(LEAST), {}, !ROOT).network.driver).toBe('user');
+    vi.spyOn(process, 'platform', 'get').mockReturnValue('darwin');
+    vi.spyOn(process, 'arch', 'get').mockReturnValue('arm64');
+    onTestFinished(() => void vi.restoreAllMocks());
+    expect(loadConfig(write(LEAST), {}, ROOT).network.driver).toBe('vmnet');
+    expect(loadConfig(write(`${LEAST}machines: { driver: qemu }\n`), {}, !ROOT).network.driver).toBe('user');
+  });
 });
 
 describe('who the agent is', () => {

@@ -148,6 +148,10 @@ export const configSchema = z
       .prefault({}),
     machines: z
       .strictObject({
+        /** Hypervisor of this host: `tart` for macOS and Linux on Apple silicon, or `qemu`. The default is `tart` there, and else `qemu`. */
+        driver: z.enum(['qemu', 'tart']).optional(),
+        /** Path of the program `tart`. */
+        tart: path.default('/opt/homebrew/bin/tart'),
         /**
          * Range of user ids and group ids, for an agent that runs as root. The first id is for programs that read images. Each machine gets
          * one of the other ids. By default, the range begins above the ids that Linux distributions use for containers (up to 600100000),
@@ -231,10 +235,11 @@ export function loadConfig(
   environment: Environment = process.env,
   isRoot = process.getuid?.() === 0,
 ): AgentConfig {
-  const document = withDriver(withEnvironment(readConfig(file), environment), isRoot);
+  const document = withNetwork(withEnvironment(readConfig(file), environment), isRoot);
   const config = withAbsolutePaths(checkConfig(configSchema, document, file), dirname(resolve(file)));
   const mistakes = [
     ...ownerMistakes(config),
+    ...driverMistakes(config),
     ...folderMistakes(config),
     ...deniedRanges(config.ports, portRules(config)),
   ];
@@ -245,7 +250,7 @@ export function loadConfig(
 }
 
 function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {
-  const { kubelet, images, emulator } = config;
+  const { kubelet, images, emulator, machines } = config;
   const absolute = (path: string): string => resolve(folder, path);
   const absoluteIfSet = (path: string | undefined): string | undefined => path && absolute(path);
   return {
@@ -255,6 +260,7 @@ function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {
     bootstrapKubeconfig: absoluteIfSet(config.bootstrapKubeconfig),
     kubelet: { ...kubelet, clientCAFile: absoluteIfSet(kubelet.clientCAFile) },
     emulator: emulator && { sdk: absolute(emulator.sdk), program: absoluteIfSet(emulator.program) },
+    machines: { ...machines, tart: absolute(machines.tart) },
     images: {
       ...images,
       sharedRoots: images.sharedRoots.map(absolute),
@@ -286,16 +292,41 @@ function withEnvironment(document: unknown, environment: Environment): unknown {
   };
 }
 
+/** Returns the driver of machines: the configured one, or the one for this computer. */
+export function machineDriver(machines: Partial<AgentConfig['machines']>): 'qemu' | 'tart' {
+  return machines.driver ?? (process.platform === 'darwin' && process.arch === 'arm64' ? 'tart' : 'qemu');
+}
+
 /**
- * Sets the default network driver `user` if the agent does not run as root, because the driver `nat` needs root. There is no
- * default for root: with `user`, guests can reach more than an administrator might expect.
+ * Sets the default network driver: `vmnet` for machines of the driver tart, and `user` if the agent does not run as root, because the driver
+ * `nat` needs root. There is no default for root: with `user`, guests can reach more than an administrator might expect.
  */
-function withDriver(document: unknown, isRoot: boolean): unknown {
+function withNetwork(document: unknown, isRoot: boolean): unknown {
   if (!isObject(document)) {
     return document;
   }
-  const { network = {} } = document;
-  return { ...document, network: isRoot || !isObject(network) ? network : { driver: 'user', ...network } };
+  const { network = {}, machines = {} } = document;
+  const chosen = isObject(machines) ? machines['driver'] : undefined;
+  const isTart = (chosen ?? machineDriver({})) === 'tart';
+  const driver = isTart ? 'vmnet' : isRoot ? undefined : 'user';
+  return {
+    ...document,
+    network: driver === undefined || !isObject(network) ? network : { driver, ...network },
+  };
+}
+
+/** Returns a message if the driver of machines and the network driver do not fit. Only the program tart makes the network vmnet. */
+function driverMistakes({ machines, network, architecture }: AgentConfig): string[] {
+  const isTart = machineDriver(machines) === 'tart';
+  const fault = isTart
+    ? `machines.driver is tart, which needs vmnet, not ${network.driver}`
+    : 'vmnet needs machines.driver tart. Use nat or user';
+  return [
+    ...(isTart === (network.driver === 'vmnet') ? [] : [`network.driver: ${fault}`]),
+    ...(isTart && architecture === 'amd64'
+      ? ['architecture: machines.driver is tart, which runs arm64 guests only']
+      : []),
+  ];
 }
 
 function isObject(value: unknown): value is Record<string, unknown> {

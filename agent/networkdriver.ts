@@ -7,10 +7,12 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { PortRules } from '../api/v1alpha1/ports.ts';
+import { ReasonedError } from '../api/v1alpha1/reasons.ts';
 import type { MetadataPages } from './network/nat/metadata.ts';
 import { NatNetwork } from './network/nat/nat.ts';
 import type { Network } from './network/network.ts';
 import { UserGuard, UserNetwork } from './network/user.ts';
+import { VmnetNetwork } from './network/vmnet.ts';
 
 /**
  * Addresses of the metadata services of clouds, from which a host gets its identity and secrets. In this order: link-local (AWS, Google,
@@ -70,6 +72,16 @@ export const networkSchema = z.discriminatedUnion(
        */
       guestsMayReachHost: z.boolean().default(false),
     }),
+    z
+      .looseObject({
+        driver: z.literal('vmnet'),
+        /** Host address on which reserved ports accept connections. The default is the Node's address; 0.0.0.0 means all addresses. */
+        hostAddress,
+      })
+      .refine((network) => !('guestsMayNotReach' in network), {
+        path: ['guestsMayNotReach'],
+        message: 'The driver vmnet blocks nothing for guests, so remove this setting',
+      }),
     z.looseObject({
       driver: z.literal('nat'),
       /** Address at which reserved ports are reachable. The default is every address of the host except loopback. */
@@ -113,6 +125,8 @@ export interface NetworkSurroundings {
    * and hypervisors run under the agent's user.
    */
   machineUsers: readonly string[] | undefined;
+  /** Returns the IPv4 address of a guest by the uid of its machine, for the driver `vmnet`. Undefined if no driver of machines knows it. */
+  guestAddress: ((uid: string) => Promise<string | undefined>) | undefined;
   /** Returns a page of the metadata server, which guests of the driver `nat` reach at 169.254.169.254. */
   metadata: MetadataPages;
   /** Path of the host's resolv.conf, which hypervisors read. Undefined if it is the /etc/resolv.conf of this process. */
@@ -127,6 +141,9 @@ export interface NetworkSurroundings {
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, metadata, resolvConf, logger } = surroundings;
   const { machineUsers: users = [] } = surroundings;
+  if (settings.driver === 'vmnet') {
+    return createVmnet(settings, surroundings);
+  }
   const { directory, runtimeDirectory, guardTable } = networkNames(dataDirectory);
   if (settings.driver === 'user') {
     const guard = userGuard(settings, surroundings, guardTable);
@@ -149,6 +166,20 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
     ...(resolvConf === undefined ? {} : { resolvConf }),
   };
   return new NatNetwork(options, metadata, logger);
+}
+
+function createVmnet(
+  { hostAddress }: Extract<NetworkSettings, { driver: 'vmnet' }>,
+  { nodeAddress, ports, guestAddress, logger }: NetworkSurroundings,
+): Network {
+  if (guestAddress === undefined) {
+    throw new ReasonedError(
+      'NetworkUnavailable',
+      'The network driver vmnet needs the driver tart of machines',
+    );
+  }
+  logger.warn('Guests can reach every address that this host reaches; run only guests you trust');
+  return new VmnetNetwork({ hostAddress: hostAddress ?? nodeAddress, ports, addressOf: guestAddress });
 }
 
 /**

@@ -33,6 +33,9 @@ export interface MemoryFiles extends ImageMemory {
   isShared?: boolean;
 }
 
+/** Names of the files beside the disk of an image in the layout of Tart: the configuration of its machine, and the variables of the firmware. */
+export const TART_FILES = { config: 'config.json', variables: 'nvram.bin' } as const;
+
 /** Image from which the agent clones the disks of machines. */
 export interface BaseImage {
   /** Absent if the image has only a disk. */

@@ -8,11 +8,12 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { hasCode, messageOf, undefinedIf } from '../../base/errors.ts';
+import { run } from '../../base/exec.ts';
 import type { MachineCgroups, MachineLimits } from '../processes/cgroup.ts';
 import { findByArgument, identify, isAlive, type ProcessIdentity } from '../processes/process.ts';
 import type { ExitReason, InspectOptions, MachineFolder, MachineState, RunningState } from './driver.ts';
 import { type StateChange, type StateFile, UNREADABLE } from './statefile.ts';
-import { forgetLastOutput, logsWritten, segmentName } from '../console/logwriter.ts';
+import { forgetLastOutput, logsWritten, segmentName, withLogWriter } from '../console/logwriter.ts';
 import { makeTerminal } from '../console/terminal.ts';
 
 /**
@@ -20,6 +21,33 @@ import { makeTerminal } from '../console/terminal.ts';
  * because such a process is not a child of the agent.
  */
 const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
+
+/** Folders in which the log writer's interpreter is searched, on each host. */
+const PROGRAM_FOLDERS = '/usr/sbin:/usr/bin:/sbin:/bin';
+/**
+ * Time limit for checking whether the log writer's interpreter works. The check normally takes 3 ms, but can take seconds on an overloaded
+ * host.
+ */
+const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
+
+/**
+ * Checks that the machines' log writer can run. The agent calls this function when it starts, so that an error appears before the first
+ * machine starts. @throws Error when the log writer cannot run.
+ */
+export async function requireLogWriter(): Promise<void> {
+  const [interpreter] = withLogWriter([]);
+  try {
+    const environment = { PATH: PROGRAM_FOLDERS, LC_ALL: 'C' };
+    await run(interpreter, ['-e', '1'], {
+      environment,
+      timeoutMilliseconds: INTERPRETER_TIMEOUT_MILLISECONDS,
+    });
+  } catch (error) {
+    const why = `The program that writes the logs of machines cannot run: ${messageOf(error)}`;
+    const advice = `Install ${interpreter} in one of the folders ${PROGRAM_FOLDERS}`;
+    throw new Error(`${why}. ${advice}`, { cause: error });
+  }
+}
 
 /** Exit status of a machine's process. If the agent restarts while the process runs, the agent never gets the exit status. */
 export interface ExitStatus {
@@ -47,7 +75,13 @@ export interface LaunchOptions {
 /** Reasons that the error of a failed start can have. The error's message can contain the last lines of the program's log. */
 type StartReason = Extract<
   Reason,
-  'StartFailed' | 'OutOfMemory' | 'PortTaken' | 'DiskInvalid' | 'SystemImageMissing' | 'AccelerationMissing'
+  | 'StartFailed'
+  | 'OutOfMemory'
+  | 'PortTaken'
+  | 'DiskInvalid'
+  | 'SystemImageMissing'
+  | 'AccelerationMissing'
+  | 'MacOSLimit'
 >;
 
 /** Reasons of a failed start, each with a pattern. The first pattern that matches the last lines of the log determines the reason. */
@@ -261,8 +295,8 @@ export abstract class MachineProcess<State extends ProcessState, Watch extends P
   /** Ends all processes of the machine at once. `main` is its main process, if that process lives. */
   protected abstract kill(main: ProcessIdentity | undefined): Promise<void>;
 
-  /** Returns why the main process ended without a request. */
-  protected abstract exitReason(status: ExitStatus | undefined): ExitReason;
+  /** Returns why the main process ended without a request. `lines` are those of {@link logLines}. */
+  protected abstract exitReason(status: ExitStatus | undefined, lines: string): ExitReason;
 
   /** Returns the lines of the program's log that explain best why the program ended. Call this function when the program has ended. */
   protected abstract logLines(): Promise<string>;
@@ -288,17 +322,10 @@ export abstract class MachineProcess<State extends ProcessState, Watch extends P
    * Returns the machine's live main process; undefined if there is none. If the state file is unreadable or does not contain the process, the
    * function searches for a process that has the machine's mark among its arguments. The agent might have died before it wrote the process
    * into the file.
-   *
-   * @throws Error when the state file is unreadable and the host has no /proc. Without /proc, the process cannot be found.
    */
   async process(): Promise<ProcessIdentity | undefined> {
     const state = await this.state.readIfPossible();
     if (state === UNREADABLE) {
-      if (process.platform !== 'linux') {
-        throw new Error(
-          'The state file of the machine is unreadable, and without /proc the agent cannot find the process. End the process, and remove the folder of the machine',
-        );
-      }
       return await findByArgument(...this.mark);
     }
     if (state === undefined || !state.live) {
@@ -417,8 +444,9 @@ export abstract class MachineProcess<State extends ProcessState, Watch extends P
       kills > 0
         ? `The ${this.program} reached the memory limit of its machine, and the kernel of the host ended it`
         : this.describeExit(status);
-    const message = withLog(what, await this.logLines());
-    const state = await this.#change((known) => changeAtEnd(known, this.exitReason(status), message));
+    const lines = await this.logLines();
+    const end = { reason: this.exitReason(status, lines), message: withLog(what, lines) };
+    const state = await this.#change((known) => changeAtEnd(known, end));
     this.#letGo();
     await this.#context.cgroups.remove(uid);
     this.#context.changed(uid);
@@ -433,9 +461,9 @@ export abstract class MachineProcess<State extends ProcessState, Watch extends P
 
 /**
  * Returns the change to write into the state file after the machine's process has ended. If the agent has not requested the end and knows no
- * other reason, the reason is `reason`, and `message` describes the end.
+ * other reason, the machine has ended as `end` says.
  */
-function changeAtEnd(known: ProcessState, reason: ExitReason, message: string): StateChange<ProcessState> {
+function changeAtEnd(known: ProcessState, end: NonNullable<ProcessState['end']>): StateChange<ProcessState> {
   if (!known.live) {
     return {};
   }
@@ -445,6 +473,6 @@ function changeAtEnd(known: ProcessState, reason: ExitReason, message: string): 
     live: false,
     paused: false,
     process: undefined,
-    ...(isUnexpected && { end: { reason, message } }),
+    ...(isUnexpected && { end }),
   };
 }

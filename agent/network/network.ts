@@ -99,7 +99,7 @@ export interface NetworkReport {
 }
 
 export interface Network {
-  readonly name: 'user' | 'nat';
+  readonly name: 'user' | 'nat' | 'vmnet';
   /** Creates all parts that machines share. Idempotent. @throws ReasonedError `NetworkUnavailable` when the host lacks a requirement. */
   setUp(): Promise<void>;
   /**

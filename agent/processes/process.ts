@@ -30,6 +30,8 @@ const EXIT_POLL_MILLISECONDS = 10;
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
 /** Time limit of the programs `ps` and `sysctl`. These programs usually answer within milliseconds. */
 const PROGRAM = { timeoutMilliseconds: 5_000 };
+/** Limit of the list of all processes, in bytes. A command line can have some thousand characters. */
+const PS_LIMIT_BYTES = 16 * 1024 * 1024;
 /** Environment of `ps`. The time zone is fixed, because the printed start time of a process must not change with that of the host. */
 export const PS_ENVIRONMENT = { PATH: process.env['PATH'], TZ: 'UTC', LC_ALL: 'C' };
 
@@ -121,7 +123,7 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
 
 /**
  * Finds a process that has `wanted` among its arguments. Several arguments must follow each other directly. The agent needs this function
- * if it crashed between the start of a process and the storage of the pid. The function works only on hosts with /proc.
+ * if it crashed between the start of a process and the storage of the pid.
  */
 export async function findByArgument(...wanted: string[]): Promise<ProcessIdentity | undefined> {
   for await (const identity of allByArgument(wanted)) {
@@ -141,11 +143,25 @@ export async function killByArgument(argument: string): Promise<void> {
 }
 
 async function* allByArgument(wanted: readonly string[]): AsyncGenerator<ProcessIdentity> {
-  const mark = `\0${wanted.join('\0')}\0`;
-  for await (const { pid, text } of processFiles('cmdline')) {
-    const identity = `\0${text}\0`.includes(mark) ? await identify(pid) : undefined;
+  const lists = process.platform === 'linux' ? processFiles('cmdline') : commandLinesFromPs();
+  const between = process.platform === 'linux' ? '\0' : ' ';
+  const mark = `${between}${wanted.join(between)}${between}`;
+  for await (const { pid, text } of lists) {
+    const identity = `${between}${text}${between}`.includes(mark) ? await identify(pid) : undefined;
     if (identity !== undefined) {
       yield identity;
+    }
+  }
+}
+
+/** Yields the command line of each process, with a space between two arguments. */
+async function* commandLinesFromPs(): AsyncGenerator<{ pid: number; text: string }> {
+  const options = { ...PROGRAM, environment: PS_ENVIRONMENT, outputLimitBytes: PS_LIMIT_BYTES };
+  const lines = await run('ps', ['-axwwo', 'pid=,args='], options);
+  for (const line of lines.split('\n')) {
+    const [, pid, text = ''] = /^\s*(\d+)\s(.*)$/.exec(line) ?? [];
+    if (pid !== undefined) {
+      yield { pid: Number(pid), text };
     }
   }
 }

@@ -54,6 +54,10 @@ export const ONLY_NAMESPACE_LABEL = 'berth.dev/only-namespace';
 export const SLOT_RESOURCE = 'berth.dev/slot';
 export const MACOS_GUEST_RESOURCE = 'berth.dev/macos-guest';
 export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
+/**
+ * Name of the driver that runs guests with macOS. The runtime version of a Node, `DRIVER://ACCELERATOR`, names the driver of the host.
+ */
+export const MACOS_DRIVER = 'tart';
 /** Largest number of slots that the configuration of the operator can give to a host. */
 export const SLOTS_MAXIMUM = 1000;
 

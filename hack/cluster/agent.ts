@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { stringify } from 'yaml';
 import { stateFile as emulatorFile } from '../../agent/drivers/emulator/files.ts';
 import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
+import { stateFile as tartFile } from '../../agent/drivers/tart/files.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/processes/process.ts';
 import { NODES } from '../../kube/core.ts';
 import { FROM_SOURCES, cacheDirectory } from '../cache.ts';
@@ -162,7 +163,8 @@ export async function endMachines(directory: string): Promise<void> {
 
 /** Returns the process of a VM's machine or of an emulator, by the state file in its folder. */
 async function readProcess(folder: string): Promise<ProcessIdentity | undefined> {
-  const state = (await readMachineFile(folder)) ?? (await emulatorFile(folder).read());
+  const state =
+    (await readMachineFile(folder)) ?? (await emulatorFile(folder).read()) ?? (await tartFile(folder).read());
   return state?.process;
 }
 

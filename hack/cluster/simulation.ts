@@ -2,6 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import { join } from 'node:path';
 import PQueue from 'p-queue';
+import { MACOS_DRIVER } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Lease, LEASES, type Node, NODES, PODS } from '../../kube/core.ts';
 import { SERVICE_ACCOUNTS } from './tokens.ts';
@@ -87,7 +88,8 @@ function nodeInfo(architecture: string, operatingSystem: string): Record<string,
     architecture,
     operatingSystem,
     bootID: '',
-    containerRuntimeVersion: version,
+    // The simulated Macs run macOS, with the driver that does so on real ones.
+    containerRuntimeVersion: operatingSystem === 'darwin' ? `${MACOS_DRIVER}://vz` : version,
     kernelVersion: version,
     kubeProxyVersion: version,
     kubeletVersion: version,

@@ -95,7 +95,7 @@ export const ORDER: Readonly<Record<string, string>> = {
     'config < objects < tasks roles < image host < podbacked < vm < snapshot server imagecache imagestorage certificates emulator foreignpods < pool < .',
   'operator/server': 'drivers < . < demand',
   agent: 'disks processes seed < console network < drivers images < tasks < pods node identity < kubelet < .',
-  'agent/drivers': '. < qemu emulator',
+  'agent/drivers': '. < qemu emulator tart',
   'agent/images': 'oci < layouts < local < sources < .',
   'agent/kubelet': 'streams < .',
   'agent/kubelet/streams': '. < spdy < finish.test.ts',

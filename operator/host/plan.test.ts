@@ -12,7 +12,7 @@ const hostTaint: Taint = { key: 'berth.dev/host', value: 'true', effect: 'NoSche
 
 function host(part: {
   arch?: string;
-  os?: string;
+  runtime?: string;
   status?: object;
   taints?: Taint[];
   labels?: Record<string, string>;
@@ -23,7 +23,7 @@ function host(part: {
     metadata: { name: 'h', labels: part.labels ?? {} },
     spec: { taints: part.taints ?? [hostTaint] },
     status: {
-      nodeInfo: { architecture: part.arch ?? 'arm64', operatingSystem: part.os ?? 'linux' },
+      nodeInfo: { architecture: part.arch ?? 'arm64', containerRuntimeVersion: part.runtime ?? 'qemu://kvm' },
       ...part.status,
     },
   };
@@ -48,8 +48,9 @@ describe('slots of a host', () => {
   it.each([
     [{ arch: 'arm64' }, { 'berth.dev/slot': '4' }],
     [{ arch: 'amd64' }, { 'berth.dev/slot': '16' }],
+    [{ arch: 'arm64', runtime: 'qemu://hvf' }, { 'berth.dev/slot': '4' }],
     [
-      { arch: 'arm64', os: 'darwin' },
+      { arch: 'arm64', runtime: 'tart://vz' },
       { 'berth.dev/slot': '4', 'berth.dev/macos-guest': '2' },
     ],
   ])('%o', (part, expected) => {

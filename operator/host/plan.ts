@@ -6,6 +6,7 @@ import {
   DEDICATED_KEY,
   HOST_KEY,
   HOST_VALUE,
+  MACOS_DRIVER,
   MACOS_GUEST_RESOURCE,
   NAT_READY_CONDITION,
   NAT_TAINT,
@@ -21,7 +22,7 @@ import { conditionIn } from '../objects/conditions.ts';
 import { CORDON_TAINT, isPassing } from '../tasks/placement.ts';
 import { isReady, isTooOldOrNew } from './observe.ts';
 
-/** Largest number of macOS guests on a macOS host. The licence of macOS sets this limit. */
+/** Largest number of macOS guests on a host whose driver runs macOS. The licence of macOS sets this limit. */
 const MACOS_GUESTS_PER_HOST = 2;
 /** Number of machines on an ARM host that can use the shared attached disk at the same time. On an x86 host, every machine can use it. */
 const SHARED_DISKS_PER_ARM_HOST = 1;
@@ -30,10 +31,12 @@ const SHARED_DISKS_PER_ARM_HOST = 1;
 function hostResources(node: Node, config: OperatorConfig): Record<string, string> {
   const isArm = architecture(node) === 'arm64';
   const quota = isArm ? config.osx_node_platform_quota_pod : config.x86_node_platform_quota_pod;
-  const os = node.status?.nodeInfo?.operatingSystem ?? node.metadata.labels?.['kubernetes.io/os'];
+  const runtime = node.status?.nodeInfo?.containerRuntimeVersion ?? '';
   return {
     [SLOT_RESOURCE]: String(quota),
-    ...(isArm && os === 'darwin' && { [MACOS_GUEST_RESOURCE]: String(MACOS_GUESTS_PER_HOST) }),
+    ...(runtime.startsWith(`${MACOS_DRIVER}://`) && {
+      [MACOS_GUEST_RESOURCE]: String(MACOS_GUESTS_PER_HOST),
+    }),
     ...(config.vm_shared_disk_enabled && {
       [SHARED_DISK_RESOURCE]: String(isArm ? SHARED_DISKS_PER_ARM_HOST : quota),
     }),

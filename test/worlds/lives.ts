@@ -56,6 +56,31 @@ export class Life {
 /** The agent whose code runs. Undefined in the code of a test, which never dies. */
 export const lives = new AsyncLocalStorage<Life>();
 
+/**
+ * Runs `work` with the driver of an agent with this life, which can end meanwhile. Returns whether it has ended. If not, the driver is closed,
+ * and the life ends now.
+ */
+export async function liveAs<Driver extends { close: () => Promise<void> }>(
+  life: Life,
+  driver: Driver,
+  work: (driver: Driver) => Promise<void>,
+): Promise<boolean> {
+  const done = lives
+    .run(life, async () => await work(driver))
+    .catch((error: unknown) => {
+      if (!life.isOver) {
+        throw error;
+      }
+    });
+  await Promise.race([done, life.ended]);
+  const hasDied = life.isOver;
+  if (!hasDied) {
+    await lives.run(life, async () => await driver.close());
+    life.end();
+  }
+  return hasDied;
+}
+
 /** Returns `work` as a step of the agent that calls it. */
 export function asStep<A extends unknown[], R>(
   work: (...args: A) => R | Promise<R>,

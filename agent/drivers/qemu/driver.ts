@@ -33,6 +33,7 @@ import {
   WarmStartRefused,
   type DiskSnapshot,
 } from '../driver.ts';
+import { requireLogWriter } from '../machineprocess.ts';
 import { DiskCopies } from './diskcopies.ts';
 import { startedWith } from './displaycard.ts';
 import { DisplayDpi } from './dpi.ts';
@@ -40,7 +41,7 @@ import { createFiles, enlargeDisk, remakeFiles } from './files.ts';
 import { MachineGuest } from './guest.ts';
 import { type Hypervisor, pauseGuest, unpauseGuest } from './hypervisor.ts';
 import { requireMemoryFiles } from './imagememory.ts';
-import { type MachineContext, requireLogWriter } from './launch.ts';
+import type { MachineContext } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { requireSafe, requireSame } from './memorykey.ts';
 import { type GuestPlatform, HostPlatforms } from './platform.ts';

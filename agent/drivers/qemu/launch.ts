@@ -1,8 +1,7 @@
 /**
  * Starts a QEMU process, which continues to run when the agent ends. Also finds the lines of its log that tell why the process has ended.
  */
-import { messageOf } from '../../../base/errors.ts';
-import { run, type RunAs } from '../../../base/exec.ts';
+import type { RunAs } from '../../../base/exec.ts';
 import { withLogWriter } from '../../console/logwriter.ts';
 import { logTail } from '../../console/input.ts';
 import type { MachineLimits } from '../../processes/cgroup.ts';
@@ -32,28 +31,6 @@ export interface MachineContext extends ProcessContext {
  * folder is built into QEMU.
  */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
-/**
- * Time limit for checking whether the log writer's interpreter works. The check normally takes 3 ms, but can take seconds on an overloaded
- * host.
- */
-const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
-
-/**
- * Checks that the machines' log writer can run. The agent calls this function when it starts, so that an error appears before the first
- * machine starts. @throws Error when the log writer cannot run.
- */
-export async function requireLogWriter(): Promise<void> {
-  const [interpreter] = withLogWriter([]);
-  try {
-    const timeoutMilliseconds = INTERPRETER_TIMEOUT_MILLISECONDS;
-    await run(interpreter, ['-e', '1'], { environment: ENVIRONMENT, timeoutMilliseconds });
-  } catch (error) {
-    const why = `The program that writes the logs of machines cannot run: ${messageOf(error)}`;
-    const advice = `Install ${interpreter} in one of the folders ${ENVIRONMENT.PATH}`;
-    throw new Error(`${why}. ${advice}`, { cause: error });
-  }
-}
-
 export interface MachineStart {
   plan: DevicePlan & Pick<VmLaunchPlan, 'cpu' | 'memoryBytes'>;
   state: MachineFile;

@@ -14,7 +14,7 @@ import { type MachineFolder, type VmLaunchPlan, WarmStartRefused } from '../driv
 import { QemuDriver } from './driver.ts';
 import type { GuestPlatform } from './platform.ts';
 
-const { asStep, host, Life, lives, stepping } = await vi.hoisted(async () => ({
+const { asStep, host, Life, liveAs, lives, stepping } = await vi.hoisted(async () => ({
   ...(await import('../../../test/worlds/lives.ts')),
   host: {} as { world: SimulatedHost },
 }));
@@ -178,21 +178,7 @@ function planOf(name: string): VmLaunchPlan {
 async function asAgent(work: (driver: QemuDriver) => Promise<void>, last?: number): Promise<boolean> {
   const life = new Life(last);
   world.life = life;
-  const driver = new QemuDriver({ dataDirectory: directory, logger });
-  const done = lives
-    .run(life, async () => await work(driver))
-    .catch((error: unknown) => {
-      if (!life.isOver) {
-        throw error;
-      }
-    });
-  await Promise.race([done, life.ended]);
-  const hasDied = life.isOver;
-  if (!hasDied) {
-    await lives.run(life, async () => await driver.close());
-    life.end();
-  }
-  return hasDied;
+  return await liveAs(life, new QemuDriver({ dataDirectory: directory, logger }), work);
 }
 
 /** Saves the machine `source` as its task does: files of an earlier attempt are removed before. */

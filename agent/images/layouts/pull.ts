@@ -29,7 +29,7 @@ export function memoryIn(folder: string): Pick<MemoryFiles, 'ram' | 'state'> {
  * The folder into which an image is fetched. If the agent is killed, the next fetch of the same image uses the same folder and continues
  * the work there. If the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder records
  * the progress. This file may be removed after the disk was moved out of the folder. A layout can leave other files beside the disk
- * (`chunks.json`, `nvram.bin`, and the files of {@link memoryIn}).
+ * (`chunks.json`, those of `TART_FILES`, and the files of {@link memoryIn}).
  */
 export interface PullTarget {
   folder: string;

@@ -16,7 +16,7 @@ import { checkDigest, checkArchitecture, type PlanPull, type PullOptions, type P
 import { type Journal, makeDisk, unfinished } from './journal.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { DISK_LIMIT_BYTES, DiskError, SECTOR_BYTES } from '../../disks/disk.ts';
+import { DISK_LIMIT_BYTES, DiskError, SECTOR_BYTES, TART_FILES } from '../../disks/disk.ts';
 import { AppleLz4Decoder } from '../../disks/lz4.ts';
 import { inParallel } from '../../../base/concurrency.ts';
 import type { JsonLimits } from '../../../base/json.ts';
@@ -62,8 +62,8 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
     roomBytes: size + nvram.size + config.size,
     run: async (target, options) => {
       await makeDisk(target, digest, async (journal) => {
-        await writeFile(join(target.folder, 'config.json'), configBytes, { mode: 0o600, flush: true });
-        await saveBlob({ repository, blob: nvram }, join(target.folder, 'nvram.bin'), options);
+        await writeFile(join(target.folder, TART_FILES.config), configBytes, { mode: 0o600, flush: true });
+        await saveBlob({ repository, blob: nvram }, join(target.folder, TART_FILES.variables), options);
         await pullDisk({ repository, layers, size }, { target, journal }, options);
         await writeChunkTable(target, layers);
       });

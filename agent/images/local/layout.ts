@@ -10,6 +10,7 @@
  * - `partial/<hex>/`: an unfinished fetch. It stays after a restart of the agent, so that it can be resumed.
  * - `trash/`: files that are being removed.
  *
+ * An image in the layout of Tart has `config.json` and `nvram.bin` beside `disk`, from which a machine is made.
  * An image with memory has the files `ram` and `state` beside `disk`. They are removed only with their folder, and never written again,
  * because machines map `ram`.
  */
@@ -21,7 +22,7 @@ import * as z from 'zod';
 import { listFolders, sync, writeWhole } from '../../../base/files.ts';
 import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
 import { imageMemorySchema } from '../../../api/v1alpha1/task.ts';
-import type { MemoryFiles } from '../../disks/disk.ts';
+import { type MemoryFiles, TART_FILES } from '../../disks/disk.ts';
 import { CHUNK_TABLE } from '../layouts/chunks.ts';
 import { MEMORY_FILES, memoryIn } from '../layouts/pull.ts';
 
@@ -38,7 +39,13 @@ export type ImageId = `${Kind}/${string}`;
 const DISK = 'disk';
 const METADATA = 'image.json';
 /** Files of a finished image. Other files in its folder are left from its import, and the agent removes them. */
-const KEPT = new Set<string>([DISK, METADATA, CHUNK_TABLE, 'nvram.bin', ...Object.values(MEMORY_FILES)]);
+const KEPT = new Set<string>([
+  DISK,
+  METADATA,
+  CHUNK_TABLE,
+  ...Object.values(TART_FILES),
+  ...Object.values(MEMORY_FILES),
+]);
 /**
  * File modes that deny other users of the host access to the folders and disks. Programs can nevertheless use the disks: hypervisors open
  * disks before they drop their rights, and other programs receive the disks already open.

@@ -396,6 +396,13 @@ export const REFUSALS = {
     says: 'The configuration of the host or the operator does not allow VMs to reserve this port',
     todo: 'Reserve another port, or change the setting `ports` in the configuration',
   },
+  MacOSLimit: {
+    seen: { ...FAILURE, Pod: [...FAILURE.Pod, 'waiting', 'Ready'] },
+    class: 'elsewhere',
+    by: 'agent',
+    says: 'The host runs as many guests with macOS as it may, or its hypervisor has kept the place of one that has ended',
+    todo: 'Delete a VM with macOS on the host. If the message says that a place was not freed, restart the host',
+  },
   OutOfSlot: {
     seen: REFUSED,
     class: { VM: 'elsewhere', Emulator: 'passing' },

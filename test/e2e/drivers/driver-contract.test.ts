@@ -1,6 +1,6 @@
 /**
- * Tests the terms of agent/drivers/driver.ts for each driver: QEMU with a real guest, the stand-in that other tests use, and the driver for
- * emulators with the stand-in for the Android emulator.
+ * Tests the terms of agent/drivers/driver.ts for each driver: QEMU with a real guest, the stand-in that other tests use, the driver for
+ * emulators with the stand-in for the Android emulator, and the driver tart with the stand-in for that program.
  */
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
@@ -35,6 +35,7 @@ import {
 } from '../../worlds/qemuguest.ts';
 import { DriverHost } from '../../worlds/driverhost.ts';
 import { StandInDriver } from '../../worlds/standin.ts';
+import { readGuest, TartHost, tartPlan, writeGuest } from '../../worlds/tarthost.ts';
 
 const UID = '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0051';
 const GRACE_MILLISECONDS = 30_000;
@@ -165,6 +166,36 @@ async function emulator(): Promise<Subject> {
   };
 }
 
+/** A guest of the stand-in for `tart` sleeps. What it has on its disk is the test's. */
+async function tart(): Promise<Subject> {
+  const host = new TartHost();
+  host.tart.give('macos-shuts-down');
+  const folder = host.folder(UID);
+  const signal = async (name: NodeJS.Signals): Promise<void> => {
+    const state = await host.driver.inspect(folder);
+    process.kill(state.kind === 'running' ? state.pid : Number.NaN, name);
+  };
+  return {
+    get driver() {
+      return host.driver;
+    },
+    folder,
+    plan: tartPlan('mac', 'MacOS'),
+    base: host.images.darwin,
+    restartAgent: async () => await host.restartAgent(),
+    guest: async () => {
+      const guest = readGuest(host.disk(UID));
+      return { ...guest, boots: String(guest.boots) };
+    },
+    note: async (marker) => writeGuest(host.disk(UID), { ...readGuest(host.disk(UID)), marker }),
+    noteIn: async () => undefined,
+    powerOff: async () => await signal('SIGUSR2'),
+    kill: async () => await signal('SIGKILL'),
+    prints: 'running',
+    end: async () => await host[Symbol.asyncDispose](),
+  };
+}
+
 /** Returns all that the console of a machine has printed. */
 async function printed(driver: Driver, folder: MachineFolder): Promise<string> {
   let text = '';
@@ -181,12 +212,18 @@ describe.each([
   ['qemu', qemu],
   ['standin', standIn],
   ['emulator', emulator],
+  ['tart', tart],
 ])('the driver %s', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (name, make) => {
   let subject: Subject;
   let copies: string;
   const isVm = name !== 'emulator';
 
+  // The program tart has neither pauses, nor streams that Berth uses, nor copies of disks. The driver says so.
+  const hasAll = isVm && name !== 'tart';
+
   const itOfVMs = isVm ? it : undeclared;
+  const itOfAll = hasAll ? it : undeclared;
+  const itWithPauses = name === 'tart' ? undeclared : it;
   /** Returns the driver, which runs VMs in the tests of VMs alone. */
   const vms = (): DriverOfVMs => subject.driver as DriverOfVMs;
 
@@ -228,7 +265,7 @@ describe.each([
     await driver.stop(folder, { graceMilliseconds: 0 });
     await driver.delete(folder);
     expect(await state()).toEqual({ kind: 'absent' });
-    if (isVm) {
+    if (hasAll) {
       await expect(copy(join(copies, 'nothing'))).rejects.toMatchObject({ reason: 'NoMachine' });
     }
   });
@@ -262,7 +299,7 @@ describe.each([
     expect(await printed(subject.driver, subject.folder)).toContain(subject.prints);
   });
 
-  itOfVMs('shows the console to several readers, and passes on the input of one of them', async () => {
+  itOfAll('shows the console to several readers, and passes on the input of one of them', async () => {
     const { folder } = subject;
     const driver = vms();
     const [writer, reader] = await Promise.all([
@@ -284,7 +321,7 @@ describe.each([
     expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
   });
 
-  itOfVMs('shows the screen to several clients', async () => {
+  itOfAll('shows the screen to several clients', async () => {
     const { folder } = subject;
     const driver = vms();
     const screens = await Promise.all([driver.connectScreen(folder), driver.connectScreen(folder)]);
@@ -293,7 +330,7 @@ describe.each([
     expect(await state()).toMatchObject({ kind: 'running', guestStarted: true });
   });
 
-  itOfVMs('forwards ports of the guest until they are closed', async () => {
+  itOfAll('forwards ports of the guest until they are closed', async () => {
     const { folder } = subject;
     const driver = vms();
     const forwards = await Promise.all(
@@ -317,7 +354,7 @@ describe.each([
     }
   });
 
-  it('pauses a machine until it is told to go on, also under another agent', async () => {
+  itWithPauses('pauses a machine until it is told to go on, also under another agent', async () => {
     const before = await subject.guest();
     await subject.driver.pause(subject.folder);
     await subject.restartAgent();
@@ -339,7 +376,7 @@ describe.each([
     await subject.note('after');
   });
 
-  itOfVMs('copies the disk of a running machine', async () => {
+  itOfAll('copies the disk of a running machine', async () => {
     const target = join(copies, 'running.raw');
     const { consistency, virtualSizeBytes } = await copy(target);
     expect(['Crash', 'FileSystem']).toContain(consistency);
@@ -370,7 +407,7 @@ describe.each([
     expect(await untilExited(subject.powerOff)).toMatchObject({ reason: 'GuestShutdown' });
   });
 
-  itOfVMs('copies the disk of a machine that has ended', async () => {
+  itOfAll('copies the disk of a machine that has ended', async () => {
     expect(await copy(join(copies, 'still.raw'))).toMatchObject({ consistency: 'Stopped' });
   });
 
@@ -381,7 +418,7 @@ describe.each([
     expect(await subject.guest()).toMatchObject({ boots: '1', marker: '' });
   });
 
-  itOfVMs('ends the console of a machine that stops, and opens no new streams', async () => {
+  itOfAll('ends the console of a machine that stops, and opens no new streams', async () => {
     const { folder } = subject;
     const driver = vms();
     const console = await driver.connectConsole(folder, { input: true });
@@ -414,7 +451,7 @@ describe.each([
     expect(process && (await isAlive(process))).toBe(pid && false);
   });
 
-  itOfVMs('makes a machine without a disk, which cannot be copied', async () => {
+  itOfAll('makes a machine without a disk, which cannot be copied', async () => {
     await subject.driver.create(subject.folder, subject.plan, undefined);
     expect(await vms().copyBytes(subject.folder)).toBe(0);
     await expect(copy(join(copies, 'none'))).rejects.toMatchObject({ reason: 'NoDisk' });

@@ -1,8 +1,11 @@
 /** VMs from images of a private registry, from an ISO of a web server, and from the examples for users, with real guests. */
 import { execFile } from 'node:child_process';
-import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { once } from 'node:events';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { type AddressInfo, connect, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import {
@@ -32,6 +35,7 @@ import { pushTart } from '../../fixtures/tart.ts';
 import { pushContainerDisk, writeRawDisk } from '../../fixtures/vmimages.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { page } from '../../worlds/qemuguest.ts';
+import { makeTartProgram, tartOf } from '../../worlds/tarthost.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 
 const TEST_MILLISECONDS = 300_000;
@@ -44,6 +48,9 @@ const SECTOR_BYTES = 512;
 const SMALL = { cpu: 1, memory: '256Mi' };
 /** Tag of the host, which an example asks for. */
 const TAG = 'fast';
+/** Address of the Apple host, on the loopback of this machine. */
+const MAC_ADDRESS = '127.0.0.3';
+const MAC_DISK_BYTES = 64 * 1024;
 /** Password of the proxy, which no log shows. */
 const PROXY_PASSWORD = 'planted-5c1d90';
 /** Largest ratio of transferred bytes to the size of an image that is fetched once. The rest is TLS and other requests. */
@@ -398,3 +405,69 @@ async function makeCredential(
     data: { [secretName]: entryText(credential) },
   });
 }
+
+test(
+  'macOS images in the form of Tart run on an Apple host, whose `tart` is a stand-in, also through a kill of its agent',
+  async () => {
+    const program = join(folder, 'tart-stand-in');
+    makeTartProgram(program);
+    const disk = join(folder, 'mac.raw');
+    await writeFile(disk, Buffer.alloc(MAC_DISK_BYTES));
+    const least = { cpuCountMin: 1, memorySizeMin: 1 };
+    const machine = { os: 'darwin', ecid: 'ZWNpZA==', hardwareModel: 'bW9kZWw=', ...least };
+    const image = await pushTart(registry, 'team/macos:v1', disk, { architecture: 'arm64', machine });
+    const { host, caFile } = registry;
+    const agent = await AgentProcess.start(world.cluster, {
+      nodeName: 'mac',
+      config: {
+        architecture: 'arm64',
+        address: MAC_ADDRESS,
+        machines: { driver: 'tart', tart: program },
+        network: { driver: 'vmnet' },
+        images: { registries: [{ host, caFile }] },
+      },
+    });
+    world.hosts.set('mac', agent);
+    const tart = tartOf(agent.dataDirectory);
+    tart.give('macos-shuts-down');
+    // The address of a sleeping guest is the loopback address, so this server stands for a program in the guest.
+    const server = createServer((socket) => socket.end('hello')).listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    const inside = (server.address() as AddressInfo).port;
+    const port = await freePort();
+    const hello = async () => (await text(connect(port, MAC_ADDRESS))) === 'hello';
+    const size = { cpu: 1, memory: '256Mi', imagePullSecrets: [{ name: SECRET }] };
+    const spec = { ...size, image, os: 'MacOS', readiness: { type: 'None' } } as const;
+    await world.vms.create('mac1', { ...spec, ports: [`${port}:${inside}`] });
+    await world.vms.create('mac2', spec);
+    await world.vms.waitForPhase('mac1', 'Running');
+    await world.vms.waitForPhase('mac2', 'Running');
+    await world.vms.create('mac3', spec);
+    const { message } = await world.vms.waitForCondition('mac3', 'Scheduled', { status: 'False' });
+    expect(message).toContain('1 with two macOS guests already');
+    await waitFor('the guest to answer', hello);
+    const before = await agent.machines();
+    expect(before.size).toBe(2);
+    await agent.kill();
+    await agent.startAgain();
+    await agent.ready();
+    await waitFor('the guest to answer again', hello);
+    expect(await agent.machines()).toEqual(before);
+    await world.vms.patch('mac1', { powerState: 'Suspended' });
+    await world.vms.waitForPhase('mac1', 'Suspended');
+    await world.vms.patch('mac1', { powerState: 'Running' });
+    await world.vms.waitForPhase('mac1', 'Running');
+    await world.vms.delete('mac2');
+    await world.vms.waitForPhase('mac3', 'Running');
+    await world.kubectl('delete', 'vm', 'mac1', 'mac3');
+    await waitFor('nothing to be left on the host', async () => {
+      const left = await Promise.all(
+        ['machines', 'tart/vms'].map(async (name) => await readdir(join(agent.dataDirectory, name))),
+      );
+      return left.flat().filter((name) => !name.startsWith('.')).length === 0;
+    });
+    expect([tart.faults, tart.runningMacOS]).toEqual([[], 0]);
+    server.close();
+  },
+  TEST_MILLISECONDS,
+);

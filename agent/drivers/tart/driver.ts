@@ -1,0 +1,344 @@
+/**
+ * Implements the driver for the program `tart`, which runs macOS and Linux with the hypervisor of macOS on Apple silicon. All lasting data about
+ * a machine is in its folder and in the folder of the program. The driver object has only timers.
+ */
+import { mkdir, rm, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import type { Duplex } from 'node:stream';
+import type { Logger } from 'pino';
+import { MACOS_DRIVER } from '../../../api/v1alpha1/names.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { Serial } from '../../../base/concurrency.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { listFolders } from '../../../base/files.ts';
+import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
+import type { BaseImage } from '../../disks/disk.ts';
+import { allocatedBytes } from '../../disks/diskio.ts';
+import { MachineCgroups } from '../../processes/cgroup.ts';
+import {
+  type Accelerator,
+  type DiskCopy,
+  type DiskSnapshot,
+  type DriverOfVMs,
+  type FoundMachine,
+  type GuestAnswer,
+  type GuestCommandResult,
+  type InspectOptions,
+  type MachineFolder,
+  type MachineState,
+  type PortForward,
+  type StopOptions,
+  StreamRefused,
+  type VmLaunchPlan,
+  type VmPlan,
+  WarmStartRefused,
+} from '../driver.ts';
+import { requireLogWriter } from '../machineprocess.ts';
+import { makeMachineFolder, stateOfFound } from '../statefile.ts';
+import { diskOf, makeFiles, STATE_FILE } from './files.ts';
+import { ACCELERATOR, type TartContext, TartMachine } from './machine.ts';
+import { guestAddress, tart, type TartProgram } from './program.ts';
+
+/** Largest number of guests with macOS on a host. The licence of macOS sets this limit, and its hypervisor keeps it. */
+const MACOS_GUESTS = 2;
+/** Mode of the folder of the program. It has the disks of all machines. */
+const HOME_MODE = 0o700;
+/** Guest port of the automatic port that is for the machine's screen. */
+const SCREEN = 0;
+
+export interface TartDriverOptions {
+  /** Data directory, with the machines in `<dataDirectory>/machines`. The program has its own folder `<dataDirectory>/tart`. */
+  dataDirectory: string;
+  /** Path of the program. */
+  program: string;
+  logger: Logger;
+}
+
+interface Held {
+  machine: TartMachine;
+  console: ConsoleStore;
+}
+
+/** Returns the folder of the program `tart` in the data directory of an agent. */
+export function homeOf(dataDirectory: string): string {
+  return join(dataDirectory, 'tart');
+}
+
+export class TartDriver implements DriverOfVMs {
+  readonly name = MACOS_DRIVER;
+  readonly #root: string;
+  readonly #program: TartProgram;
+  readonly #context: TartContext;
+  readonly #held = new Map<string, Held>();
+  readonly #handlers: ((uid: string) => void)[] = [];
+  /** Starts of guests with macOS, one at a time, so that two starts do not take the same place. */
+  readonly #places = new Serial();
+
+  constructor({ dataDirectory, program, logger }: TartDriverOptions) {
+    this.#root = join(dataDirectory, 'machines');
+    this.#program = { path: program, home: homeOf(dataDirectory) };
+    this.#context = {
+      logger,
+      cgroups: new MachineCgroups(logger),
+      program: this.#program,
+      changed: (uid) => this.#handlers.forEach((handler) => handler(uid)),
+      follow: (folder) => this.#of(folder).console.start(),
+    };
+  }
+
+  async probe(): Promise<Accelerator[]> {
+    await requireLogWriter();
+    await mkdir(this.#program.home, { recursive: true, mode: HOME_MODE });
+    await tart(this.#program, ['--version']);
+    return [{ architecture: 'arm64', accelerator: ACCELERATOR }];
+  }
+
+  async create(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
+    if (plan.guest.vm.automaticPorts.some(({ guestPort }) => guestPort === SCREEN)) {
+      throw new ReasonedError(
+        'CreateFailed',
+        'A host with the driver tart serves no screen on a port of its own. Leave out vnc.hostPort, and use the screen sharing of the guest (port 5900)',
+      );
+    }
+    await makeMachineFolder(this.#root, folder.path);
+    await this.#make(folder, plan, base);
+  }
+
+  async start(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
+    if ((await this.inspect(folder)).kind !== 'running') {
+      await this.#inPlace(folder, async (machine) => await machine.start(plan));
+    }
+  }
+
+  async resume(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
+    await this.#inPlace(folder, async (machine) => await machine.resume(plan));
+  }
+
+  async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
+    const { machine } = this.#of(folder);
+    if (options.ignoresReadErrors === true) {
+      machine.state.ignoreReadErrors();
+    }
+    await machine.stop(options);
+  }
+
+  async suspend(folder: MachineFolder): Promise<void> {
+    const { machine } = this.#of(folder);
+    if ((await machine.state.read())?.os !== 'darwin') {
+      throw new Error('The hypervisor of this host suspends only guests with macOS');
+    }
+    await machine.suspend();
+  }
+
+  async pause(): Promise<void> {
+    throw new Error(
+      'The hypervisor of this host cannot pause a guest. Stop the VM, or free space on the host',
+    );
+  }
+
+  async unpause(): Promise<void> {
+    await Promise.reject(new Error('The hypervisor of this host has paused no guest'));
+  }
+
+  async revert(
+    folder: MachineFolder,
+    plan: VmPlan,
+    base: BaseImage | undefined,
+    snapshot?: string,
+  ): Promise<void> {
+    if (snapshot !== undefined) {
+      throw new ReasonedError('SnapshotNotFound', 'A host with the driver tart has no snapshots');
+    }
+    await this.#of(folder).machine.stop({ graceMilliseconds: 0, discard: AbortSignal.abort() });
+    await this.#make(folder, plan, base);
+  }
+
+  async delete(folder: MachineFolder): Promise<void> {
+    const { machine, console } = this.#of(folder);
+    machine.state.ignoreReadErrors();
+    await machine.end();
+    machine.close();
+    console.close();
+    this.#held.delete(folder.uid);
+    await rm(machine.bundle, { recursive: true, force: true });
+    // The machine's folder is removed last, because the agent repeats a failed removal only while this folder exists.
+    await machine.state.removeFolder();
+  }
+
+  async inspect(folder: MachineFolder, options?: InspectOptions): Promise<MachineState> {
+    const found = await undefinedIf(isMissing, stat(folder.path));
+    return found === undefined ? { kind: 'absent' } : await this.#of(folder).machine.inspect(options);
+  }
+
+  async hasProcess(folder: MachineFolder): Promise<boolean> {
+    return (await this.#of(folder).machine.process()) !== undefined;
+  }
+
+  async list(): Promise<FoundMachine[]> {
+    const found: FoundMachine[] = [];
+    for (const uid of await listFolders(this.#root)) {
+      const path = join(this.#root, uid);
+      if ((await undefinedIf(isMissing, stat(join(path, STATE_FILE)))) !== undefined) {
+        const reading = this.#of({ uid, path }).machine.state.read();
+        const state = await stateOfFound(reading, uid, this.#context.logger);
+        found.push({ uid, path, runAs: undefined, base: state?.base });
+      }
+    }
+    return found;
+  }
+
+  /** Returns the IPv4 address of the guest. Undefined as long as it has none. */
+  async address(uid: string): Promise<string | undefined> {
+    return await guestAddress(this.#program, uid);
+  }
+
+  onChange(handler: (uid: string) => void): void {
+    this.#handlers.push(handler);
+  }
+
+  console(folder: MachineFolder): ConsoleLog {
+    return this.#of(folder).console;
+  }
+
+  async startFromMemory(): Promise<void> {
+    await Promise.reject(
+      new WarmStartRefused(
+        'NotSupported',
+        'A host with the driver tart starts no VM from the memory of an image',
+      ),
+    );
+  }
+
+  async takeSnapshot(): Promise<DiskSnapshot> {
+    throw new ReasonedError('SnapshotNotTaken', 'A host with the driver tart takes no snapshots');
+  }
+
+  async keepSnapshots(): Promise<void> {
+    // There are no snapshots.
+  }
+
+  async copyBytes(folder: MachineFolder): Promise<number> {
+    return await allocatedBytes(diskOf(this.#of(folder).machine.bundle));
+  }
+
+  async copyDisk(): Promise<DiskCopy> {
+    throw new ReasonedError(
+      'CopyFailed',
+      'A host with the driver tart does not copy the disks of its machines',
+    );
+  }
+
+  async connectConsole(): Promise<Duplex> {
+    throw refusal('has no console to connect to. Read its log with `kubectl logs`, or use SSH');
+  }
+
+  async connectScreen(): Promise<Duplex> {
+    throw refusal('serves no screen. Use the screen sharing of the guest (port 5900)');
+  }
+
+  async screenshot(): Promise<Buffer> {
+    throw refusal('serves no screen, so there is no picture of it');
+  }
+
+  async forwardPort(): Promise<PortForward> {
+    throw refusal('has no address yet. Try again when the guest has booted');
+  }
+
+  async askGuest(): Promise<GuestAnswer> {
+    return await Promise.resolve({ kind: 'silent' });
+  }
+
+  async execute(): Promise<GuestCommandResult> {
+    throw refusal('runs no commands by a guest agent. Use SSH');
+  }
+
+  async close(): Promise<void> {
+    for (const { machine, console } of this.#held.values()) {
+      machine.close();
+      console.close();
+    }
+    this.#held.clear();
+    await Promise.resolve();
+  }
+
+  #of(folder: MachineFolder): Held {
+    const known = this.#held.get(folder.uid);
+    if (known !== undefined) {
+      return known;
+    }
+    const made = {
+      machine: new TartMachine(folder, this.#context),
+      console: new ConsoleStore(folder.path, { of: 'machine', logger: this.#context.logger }),
+    };
+    this.#held.set(folder.uid, made);
+    return made;
+  }
+
+  async #make(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
+    const { machine } = this.#of(folder);
+    await machine.state.replace(await makeFiles(machine.bundle, plan, base));
+  }
+
+  /**
+   * Starts a machine, if the host may run one more guest with macOS. Guests with Linux need no place.
+   *
+   * @throws ReasonedError `MacOSLimit` when there is no place.
+   */
+  async #inPlace(folder: MachineFolder, begin: (machine: TartMachine) => Promise<void>): Promise<void> {
+    const { machine } = this.#of(folder);
+    const state = await machine.state.read();
+    if (state === undefined) {
+      throw new ReasonedError('StartFailed', 'The machine was not created completely');
+    }
+    if (state.os !== 'darwin') {
+      return await begin(machine);
+    }
+    await this.#places.run(async () => {
+      const others = await this.#countMacOS(folder.uid);
+      if (others >= MACOS_GUESTS) {
+        throw new ReasonedError(
+          'MacOSLimit',
+          `This host runs ${others} guests with macOS, and may run no more`,
+        );
+      }
+      try {
+        await begin(machine);
+      } catch (error) {
+        throw explainLimit(error, others);
+      }
+    });
+  }
+
+  /** Returns the number of guests with macOS that have a process, without the machine `except`. */
+  async #countMacOS(except: string): Promise<number> {
+    const running = await Promise.all(
+      (await this.list())
+        .filter(({ uid }) => uid !== except)
+        .map(async (folder) => {
+          const { machine } = this.#of(folder);
+          const state = await stateOfFound(machine.state.read(), folder.uid, this.#context.logger);
+          // A machine whose state cannot be read counts, because it can have macOS.
+          return state?.os !== 'linux' && (await machine.process()) !== undefined;
+        }),
+    );
+    return running.filter(Boolean).length;
+  }
+}
+
+/**
+ * Explains the refusal of the hypervisor to run another guest with macOS, although the agent runs fewer than it may. The hypervisor can keep the
+ * place of a guest that has ended, until the host boots again.
+ */
+function explainLimit(error: unknown, running: number): unknown {
+  if (!(error instanceof ReasonedError) || error.reason !== 'MacOSLimit') {
+    return error;
+  }
+  const cause = `The hypervisor of this host refuses another guest with macOS, although this agent runs only ${running} of ${MACOS_GUESTS}`;
+  const advice =
+    'Another program runs guests, or a place was not freed when a guest ended. Then restart the host';
+  return new ReasonedError('MacOSLimit', `${cause}. ${advice}. ${error.message}`, { cause: error });
+}
+
+function refusal(what: string): StreamRefused {
+  return new StreamRefused(`The VM runs on a host with the driver tart, which ${what}`);
+}

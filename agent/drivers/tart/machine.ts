@@ -1,0 +1,316 @@
+/**
+ * Controls one machine of the program `tart`. There is no daemon: the process of `tart run` is the machine, so it outlives the agent. What the
+ * program prints and its exit code only explain an end. Whether a machine runs is told by its process, and whether it is suspended by the file
+ * with its memory.
+ */
+import { join } from 'node:path';
+import { displayOf } from '../../../api/v1alpha1/machine.ts';
+import { pause } from '../../../base/time.ts';
+import { logEnd, logTail } from '../../console/input.ts';
+import { logsWritten, withLogWriter } from '../../console/logwriter.ts';
+import { killForCertain, type ProcessIdentity, isAlive, waitForExit } from '../../processes/process.ts';
+import type {
+  DisplayState,
+  ExitReason,
+  InspectOptions,
+  MachineFolder,
+  MachineState,
+  RunningState,
+  StopOptions,
+  VmLaunchPlan,
+} from '../driver.ts';
+import {
+  type ExitStatus,
+  launch,
+  MachineProcess,
+  type ProcessContext,
+  ProcessWatch,
+  type StartReasons,
+  withLog,
+} from '../machineprocess.ts';
+import { UNREADABLE } from '../statefile.ts';
+import { bundleOf, forgetMemory, hasMemory, settingsOf, stateFile, type TartState } from './files.ts';
+import { environment, nameOf, saysRunning, signal, suspend, tart, type TartProgram } from './program.ts';
+
+/** Accelerator of all machines of this driver: the hypervisor of macOS. */
+export const ACCELERATOR = 'vz';
+
+/** Time limit of a start, until the program says that the machine runs. A resume reads the whole memory from the disk before. */
+const START_MILLISECONDS = 120_000;
+/** Time between two questions whether the machine runs. Each question starts a program. */
+const QUESTION_MILLISECONDS = 500;
+/** Time limit for writing the memory of a suspended guest. 32 GiB take two minutes on a slow disk. */
+const SUSPEND_MILLISECONDS = 300_000;
+/** Time that the process gets to end after the power was taken away. A killed process may leave its slot of the hypervisor taken. */
+const POWER_OFF_MILLISECONDS = 5_000;
+/** Time between two checks of a machine that stops. Each check finds out whether the grace period has ended. It can end early. */
+const STEP_MILLISECONDS = 100;
+
+/** The only pixel density of a display whose size is in pixels, in dots per inch. It is a constant of the program. */
+const FIXED_DPI = 72;
+
+/** Limits of the lines in a message, which must fit into the message of a Pod's container. */
+const TAIL = { bytes: 2048, lines: 12 };
+const UNPRINTABLE = /[^\x20-\x7e\u00a0-\uffff]/g;
+
+/** Words of the program for a guest that has shut down, and for a hypervisor that has failed. Both end with code 0. */
+const SHUT_DOWN = /guest has stopped the virtual machine/;
+const FAILED = /due to error/;
+/** Words of the hypervisor if it runs as many guests with macOS as it may. */
+const LIMIT = /exceeds the system limit/;
+
+const START_REASONS: StartReasons = [
+  [LIMIT, 'MacOSLimit'],
+  [/not enough memory|cannot allocate memory/i, 'OutOfMemory'],
+];
+
+/** Memory in bytes that the processes of a machine need in addition to the memory of the guest, with a margin. */
+const OVERHEAD_BYTES = 1024 ** 3;
+const THREADS = 512;
+
+export interface TartContext extends ProcessContext {
+  program: TartProgram;
+}
+
+export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
+  protected override readonly program = 'hypervisor';
+  protected override readonly startReasons = START_REASONS;
+  protected override readonly mark: readonly string[];
+  /** Folder of the machine in the folder of the program. */
+  readonly bundle: string;
+  readonly #context: TartContext;
+
+  constructor(folder: MachineFolder, context: TartContext) {
+    super(folder, stateFile(folder.path), context);
+    this.mark = ['run', nameOf(folder.uid)];
+    this.bundle = bundleOf(context.program.home, folder.uid);
+    this.#context = context;
+  }
+
+  override async inspect(options?: InspectOptions): Promise<MachineState> {
+    const state = await super.inspect(options);
+    return state.kind === 'stopped' ? await this.#inspectOff() : state;
+  }
+
+  /** Boots the guest. */
+  async start(plan: VmLaunchPlan): Promise<void> {
+    await forgetMemory(this.bundle);
+    await tart(this.#context.program, await settingsOf(this.folder.uid, plan, this.bundle));
+    await this.#run(plan);
+  }
+
+  /** Continues the guest from its memory, with the size that it had. After an error, the machine is suspended as before. */
+  async resume(plan: VmLaunchPlan): Promise<void> {
+    await this.#run(plan);
+  }
+
+  async stop(options: StopOptions): Promise<void> {
+    const known = await this.state.readIfPossible();
+    if (known === undefined) {
+      return;
+    }
+    if (known !== UNREADABLE) {
+      await this.state.update({ intent: 'stop' });
+    }
+    const identity = await this.process();
+    this.watched?.expectExit();
+    // If the end of the process was noticed earlier, this stop waits until the end is recorded. Otherwise that work could end the next
+    // process.
+    await this.recorded();
+    if (identity !== undefined) {
+      await this.#powerOff(identity, options);
+    }
+    await this.end();
+    // If the state file is unreadable, the memory of a suspended machine stays with the disk, because people can need both.
+    if (known !== UNREADABLE) {
+      await forgetMemory(this.bundle);
+      await this.state.update({ live: false, end: undefined, process: undefined });
+    }
+  }
+
+  /**
+   * Suspends the guest. The program writes the memory of the guest and ends. If it fails after it has begun, it ends too, and the guest is lost.
+   */
+  async suspend(): Promise<void> {
+    const identity = await this.process();
+    if (identity === undefined) {
+      throw new Error('Only a running machine can be suspended');
+    }
+    await this.state.update({ intent: 'suspend' });
+    try {
+      await suspend(this.#context.program, this.folder.uid);
+    } catch (error) {
+      await this.state.change(({ live }) => (live ? { intent: 'run' } : {}));
+      throw error;
+    }
+    if (!(await waitForExit(identity, SUSPEND_MILLISECONDS))) {
+      throw new Error(`The memory was not written within ${SUSPEND_MILLISECONDS / 1000} s`);
+    }
+    const state = await this.inspect();
+    if (state.kind !== 'suspended') {
+      throw new Error(state.kind === 'exited' ? state.message : 'The machine was not suspended');
+    }
+  }
+
+  protected override newWatch(identity: ProcessIdentity, onExit: () => void): ProcessWatch {
+    return new ProcessWatch(identity, onExit);
+  }
+
+  protected override async inspectLive(
+    identity: ProcessIdentity,
+    { display }: TartState,
+  ): Promise<RunningState> {
+    this.adopt(identity);
+    return {
+      kind: 'running',
+      pid: identity.pid,
+      guestStarted: true,
+      paused: false,
+      accelerator: ACCELERATOR,
+      ...(display && { display: displayState(display) }),
+    };
+  }
+
+  protected override async kill(main: ProcessIdentity | undefined): Promise<void> {
+    await (main && killForCertain(main));
+    await logsWritten(this.folder.path);
+  }
+
+  protected override exitReason(_: ExitStatus | undefined, lines: string): ExitReason {
+    return SHUT_DOWN.test(lines) && !FAILED.test(lines) ? 'GuestShutdown' : 'Crashed';
+  }
+
+  protected override async logLines(): Promise<string> {
+    const known = await this.state.readIfPossible();
+    const from = known === UNREADABLE ? 0 : (known?.logStart ?? 0);
+    const text = await logTail(this.folder.path, 'serial', TAIL.bytes, from);
+    return text
+      .split('\n')
+      .map((line) => line.replaceAll(UNPRINTABLE, ' ').trim())
+      .filter((line) => line !== '')
+      .slice(-TAIL.lines)
+      .join('\n');
+  }
+
+  /**
+   * Returns the state of a machine without a process. If its guest was to be suspended and there is no memory, the guest was lost. That is
+   * recorded as a crash.
+   */
+  async #inspectOff(): Promise<MachineState> {
+    const known = await this.state.read();
+    if (await hasMemory(this.bundle)) {
+      // From now on, missing memory is no longer a lost guest, because a start removes it.
+      await (known?.intent === 'suspend' && this.state.update({ intent: 'stop' }));
+      return { kind: 'suspended' };
+    }
+    if (known?.intent !== 'suspend') {
+      return { kind: 'stopped' };
+    }
+    const message = withLog(
+      'The memory of the guest was not written while it was suspended, so the guest ended as without power',
+      await this.logLines(),
+    );
+    const end = { reason: 'Crashed' as const, message };
+    await this.state.update({ intent: 'stop', end });
+    return { kind: 'exited', ...end };
+  }
+
+  async #run(plan: VmLaunchPlan): Promise<void> {
+    await this.state.update({
+      intent: 'run',
+      live: true,
+      process: undefined,
+      end: undefined,
+      display: displayOf(plan.guest.vm),
+      logStart: logEnd(this.folder.path, 'serial'),
+    });
+    try {
+      await this.#bringUp(plan);
+    } catch (error) {
+      throw await this.failedStart(error);
+    }
+  }
+
+  async #bringUp(plan: VmLaunchPlan): Promise<void> {
+    const { program, cgroups } = this.#context;
+    const { cpu, memoryBytes } = plan;
+    const { os } = (await this.state.read()) ?? {};
+    const { identity, exited } = await launch(
+      this.folder,
+      {
+        name: this.program,
+        command: withLogWriter([program.path, ...runArguments(this.folder, plan, os)], 'serial'),
+        environment: environment(program.home),
+        limits: { cpu, memoryBytes: memoryBytes + OVERHEAD_BYTES, processes: THREADS + cpu },
+      },
+      cgroups,
+    );
+    await this.state.update({ process: identity });
+    const deadline = performance.now() + START_MILLISECONDS;
+    while (!(await saysRunning(program, this.folder.uid))) {
+      if (!(await isAlive(identity))) {
+        throw await this.startError(this.describeExit(await exited));
+      }
+      if (performance.now() >= deadline) {
+        throw await this.startError(`The machine does not run after ${START_MILLISECONDS / 1000} s`);
+      }
+      await pause(QUESTION_MILLISECONDS);
+    }
+    this.open(identity).watch(exited);
+    this.#context.follow(this.folder, 'started');
+  }
+
+  /** Asks the guest to shut down. When the grace period is over, takes its power away. */
+  async #powerOff(
+    identity: ProcessIdentity,
+    { graceMilliseconds, hurry, discard }: StopOptions,
+  ): Promise<void> {
+    if (graceMilliseconds > 0) {
+      await signal(identity, 'SIGUSR2');
+      await endWithin(identity, graceMilliseconds, hurry);
+    }
+    await signal(identity, 'SIGINT');
+    await endWithin(identity, POWER_OFF_MILLISECONDS, discard);
+  }
+}
+
+/** Waits for the end of a process in short steps, so that `early` ends the wait too. */
+async function endWithin(
+  identity: ProcessIdentity,
+  milliseconds: number,
+  early: AbortSignal | undefined,
+): Promise<void> {
+  const over = AbortSignal.any([AbortSignal.timeout(milliseconds), ...(early ? [early] : [])]);
+  while (!over.aborted && !(await waitForExit(identity, STEP_MILLISECONDS))) {
+    // Each step checks the process and the signal.
+  }
+}
+
+/**
+ * Returns the arguments of the machine's process. Only guests with macOS can be suspended, and only if they were started so. Sound and
+ * clipboard of the host are not for guests.
+ */
+function runArguments(
+  { uid, path }: MachineFolder,
+  { seed, guest: { iso } }: Pick<VmLaunchPlan, 'seed' | 'guest'>,
+  os: TartState['os'] | undefined,
+): string[] {
+  const drives = [seed && join(path, seed.disk), iso?.path].filter((file) => file !== undefined);
+  const plain = ['run', nameOf(uid), '--no-graphics', '--no-audio', '--no-clipboard'];
+  return [
+    ...plain,
+    ...(os === 'darwin' ? ['--suspendable'] : []),
+    ...drives.flatMap((file) => ['--disk', `${file}:ro`]),
+  ];
+}
+
+function displayState({ width, height, dpi }: NonNullable<TartState['display']>): DisplayState {
+  const size = `The display has ${width}x${height} pixels`;
+  return dpi === FIXED_DPI
+    ? { ready: true, reason: 'DisplaySet', message: size }
+    : {
+        ready: false,
+        reason: 'NoDPI',
+        message: `${size}, but this hypervisor sets no density: ${FIXED_DPI} DPI instead of ${dpi}`,
+      };
+}

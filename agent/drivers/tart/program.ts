@@ -1,0 +1,98 @@
+/**
+ * Calls the program `tart`, and sends signals to its process of a machine. The exit codes of the program say little. For example, code 0 is
+ * also the end of a machine whose hypervisor has failed. So callers look at what is there afterwards.
+ */
+import { homedir } from 'node:os';
+import * as z from 'zod';
+import { hasCode, undefinedIf, undefinedIfSync } from '../../../base/errors.ts';
+import { ProgramError, run } from '../../../base/exec.ts';
+import { parseJson } from '../../../base/json.ts';
+import { isAlive, type ProcessIdentity } from '../../processes/process.ts';
+
+/** Where the program is, and the folder of its machines (`TART_HOME`). */
+export interface TartProgram {
+  path: string;
+  home: string;
+}
+
+/** Time limit of a call. All calls but `suspend` only read or write small files. */
+const CALL_MILLISECONDS = 30_000;
+/** Time limit of `suspend` in milliseconds. It returns at once, and the process of the machine then writes the memory. */
+const SUSPEND_CALL_MILLISECONDS = 60_000;
+/** Limits of what the program prints. It prints a few lines about one machine. */
+const OUTPUT = { bytes: 64 * 1024, items: 1_024 };
+
+/** Signal to the process of a machine: `SIGUSR2` asks the guest to shut down, and `SIGINT` takes the power away. */
+type MachineSignal = 'SIGUSR2' | 'SIGINT';
+
+/** Name of the machine with this uid, as the program knows it. */
+export function nameOf(uid: string): string {
+  return `berth-${uid}`;
+}
+
+/**
+ * Returns the environment of the program. The program finds the login keychain by HOME. Without `TART_NO_AUTO_PRUNE`, it removes images of
+ * other users of the program when the disk is nearly full.
+ */
+export function environment(home: string): NodeJS.ProcessEnv {
+  return {
+    PATH: '/usr/bin:/bin:/usr/sbin:/sbin',
+    LC_ALL: 'C',
+    HOME: homedir(),
+    TART_HOME: home,
+    TART_NO_AUTO_PRUNE: '1',
+  };
+}
+
+/** Runs a command of the program, and returns what it prints. @throws ProgramError with the program's words when it fails. */
+export async function tart(
+  { path, home }: TartProgram,
+  parameters: readonly string[],
+  timeoutMilliseconds = CALL_MILLISECONDS,
+): Promise<string> {
+  return await run(path, parameters, {
+    name: 'tart',
+    environment: environment(home),
+    timeoutMilliseconds,
+    outputLimitBytes: OUTPUT.bytes,
+  });
+}
+
+const stateSchema = z.object({ Running: z.boolean() });
+
+/** Returns whether the program says that the machine runs. The result is also false if the program does not know the machine. */
+export async function saysRunning(program: TartProgram, uid: string): Promise<boolean> {
+  const text = await undefinedIf(
+    isExit(NO_SUCH_MACHINE),
+    tart(program, ['get', nameOf(uid), '--format', 'json']),
+  );
+  return text !== undefined && stateSchema.parse(parseJson(text, OUTPUT)).Running;
+}
+
+/** Begins to suspend a machine that runs. Its process then writes the memory, and ends. @throws ProgramError when the program refuses. */
+export async function suspend(program: TartProgram, uid: string): Promise<void> {
+  await tart(program, ['suspend', nameOf(uid)], SUSPEND_CALL_MILLISECONDS);
+}
+
+/** Returns the IPv4 address of a guest, from the leases of the host's DHCP server. Undefined as long as the guest has none. */
+export async function guestAddress(program: TartProgram, uid: string): Promise<string | undefined> {
+  const isNone = (error: unknown): boolean => isExit(NO_ADDRESS)(error) || isExit(NO_SUCH_MACHINE)(error);
+  const text = await undefinedIf(isNone, tart(program, ['ip', nameOf(uid)]));
+  return z.ipv4().safeParse(text?.trim()).data;
+}
+
+/** Exit code of the program if it has no such machine, or the machine does not run. */
+const NO_SUCH_MACHINE = 2;
+/** Exit code of `ip` if there is no address. */
+const NO_ADDRESS = 1;
+
+function isExit(code: number): (error: unknown) => boolean {
+  return (error) => error instanceof ProgramError && error.exitCode === code;
+}
+
+/** Sends a signal to the process of a machine. Does nothing if the process has ended. */
+export async function signal(identity: ProcessIdentity, name: MachineSignal): Promise<void> {
+  if (await isAlive(identity)) {
+    undefinedIfSync(hasCode('ESRCH'), () => process.kill(identity.pid, name));
+  }
+}

@@ -1,0 +1,102 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, createServer, type Server } from 'node:net';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import { hostPortsSchema } from '../../api/v1alpha1/ports.ts';
+import { VmnetNetwork } from './vmnet.ts';
+
+const LOOPBACK = '127.0.0.1';
+const CARD = { macAddress: '52:54:00:AB:00:01' };
+
+let guest: Server;
+let addresses: Map<string, string>;
+let asked: number;
+let now: number;
+let network: VmnetNetwork;
+
+beforeEach(async () => {
+  guest = createServer((socket) => socket.end('hello from the guest')).listen(0, LOOPBACK);
+  await once(guest, 'listening');
+  addresses = new Map();
+  [asked, now] = [0, 1_000_000];
+  network = new VmnetNetwork({
+    hostAddress: LOOPBACK,
+    ports: hostPortsSchema.parse({}),
+    addressOf: async (uid) => {
+      asked += 1;
+      return await Promise.resolve(addresses.get(uid));
+    },
+    now: () => now,
+  });
+});
+
+afterEach(async () => {
+  await network.close();
+  guest.close();
+});
+
+/** Returns a port of this host that is free now, and leads to the guest. */
+async function port(protocol: MachinePort['protocol'] = 'TCP'): Promise<MachinePort> {
+  const server = createServer().listen(0, LOOPBACK);
+  await once(server, 'listening');
+  const hostPort = portOf(server);
+  server.close();
+  await once(server, 'close');
+  return { protocol, hostPort, guestPort: portOf(guest), automatic: true };
+}
+
+function portOf(server: Server): number {
+  return (server.address() as AddressInfo).port;
+}
+
+/** Connects to a port of the host, and returns all that comes. @throws Error of the system when the connection is refused or reset. */
+async function read({ hostPort }: MachinePort): Promise<string> {
+  const socket = connect(hostPort, LOOPBACK);
+  let text = '';
+  for await (const chunk of socket) {
+    text += String(chunk);
+  }
+  return text;
+}
+
+it('passes connections on to the guest once it has an address, and closes the port with the attachment', async () => {
+  const reserved = await port();
+  const attached = await network.attach('one', { ...CARD, ports: [reserved] });
+  expect(attached).toMatchObject({ macAddress: '52:54:00:ab:00:01', address: undefined, ports: [] });
+  await expect(read(reserved)).rejects.toThrow('ECONNRESET');
+  addresses.set('one', LOOPBACK);
+  now += 2_000;
+  expect(await read(reserved)).toBe('hello from the guest');
+  await network.detach('one');
+  await expect(read(reserved)).rejects.toThrow('ECONNREFUSED');
+  expect(await network.attached()).toEqual([]);
+});
+
+it('asks seldom for an address, because each question starts a program', async () => {
+  await network.attach('one', { ...CARD, ports: [] });
+  expect(await network.address('one')).toBeUndefined();
+  expect([await network.address('one'), asked]).toEqual([undefined, 1]);
+  addresses.set('one', LOOPBACK);
+  now += 2_000;
+  expect([await network.address('one'), asked]).toEqual([LOOPBACK, 2]);
+  now += 29_000;
+  expect([await network.address('one'), asked]).toEqual([LOOPBACK, 2]);
+  now += 1_000;
+  expect([await network.address('one'), asked]).toEqual([LOOPBACK, 3]);
+  expect(await network.address('other')).toBeUndefined();
+});
+
+it('keeps the ports of a machine that starts again, and refuses those of others and UDP', async () => {
+  const reserved = await port();
+  await network.attach('one', { ...CARD, ports: [reserved] });
+  expect(await network.isUsable('one', reserved)).toBe(true);
+  expect(await network.isUsable('two', reserved)).toBe(false);
+  await expect(network.attach('two', { ...CARD, ports: [reserved] })).rejects.toMatchObject({
+    reason: 'PortTaken',
+  });
+  await network.attach('one', { ...CARD, ports: [reserved] });
+  const report = await network.check();
+  expect(report).toMatchObject({ healthy: true, machines: { one: { healthy: true } } });
+  await expect(network.attach('three', { ...CARD, ports: [await port('UDP')] })).rejects.toThrow('TCP only');
+  expect(await network.isUsable('three', await port('UDP'))).toBe(false);
+});

@@ -1,0 +1,230 @@
+/**
+ * Connects guests by the shared network of macOS (`vmnet`), which the hypervisor itself provides. Each guest has an address there, which it gets
+ * late, from the DHCP server of macOS. macOS forwards no ports to guests, so the agent passes on the TCP connections from reserved ports. These
+ * connections end with the agent. The ports are open again when the next agent has taken over its machines.
+ */
+import { createServer, createConnection, type Server, type Socket } from 'node:net';
+import type { MachinePort } from '../../api/v1alpha1/machine.ts';
+import type { PortRules } from '../../api/v1alpha1/ports.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { codeOf, messageOf } from '../../base/errors.ts';
+import { isUsable, type PortChecks, requireUsable } from './hostports.ts';
+import {
+  type AttachOptions,
+  type GuestNetwork,
+  type NamespaceNetwork,
+  type Network,
+  type NetworkReport,
+  normaliseMacAddress,
+} from './network.ts';
+
+/** Time after which a known address is asked for again. A guest keeps its address as long as its lease is renewed. */
+const KNOWN_MILLISECONDS = 30_000;
+/** Time between two questions for an address that is not known yet. Each question starts a program. */
+const UNKNOWN_MILLISECONDS = 2_000;
+/**
+ * Largest number of connections that the agent passes on to one guest. Each one uses two descriptors of the agent. A desktop has some dozens
+ * from outside.
+ */
+const CONNECTIONS = 256;
+/** Time limit for the connection to a guest on the same host. */
+const CONNECT_MILLISECONDS = 10_000;
+
+export interface VmnetNetworkOptions {
+  /** IPv4 address of this host on which the reserved ports are open; 0.0.0.0 means all addresses. */
+  hostAddress: string;
+  /** Rules for the ports that machines may reserve. */
+  ports: PortRules;
+  /** Asks for the address of a guest by the uid of its machine. Undefined as long as the guest has none. */
+  addressOf: (uid: string) => Promise<string | undefined>;
+  /** Clock in milliseconds that is never set back. */
+  now?: () => number;
+}
+
+interface Attachment {
+  ports: readonly MachinePort[];
+  servers: Server[];
+  connections: Set<Socket>;
+  address: string | undefined;
+  /** Time of the last question for the address. */
+  askedAt: number;
+  asking: Promise<string | undefined> | undefined;
+}
+
+export class VmnetNetwork implements Network {
+  readonly name = 'vmnet';
+  readonly #options: VmnetNetworkOptions;
+  readonly #now: () => number;
+  readonly #attachments = new Map<string, Attachment>();
+
+  constructor(options: VmnetNetworkOptions) {
+    this.#options = options;
+    this.#now = options.now ?? (() => performance.now());
+  }
+
+  async setUp(): Promise<void> {
+    // macOS makes the network when the first guest starts.
+  }
+
+  async attachNamespace(): Promise<NamespaceNetwork> {
+    const message = 'The network driver `vmnet` has no network namespaces for emulators';
+    throw new ReasonedError('NetworkUnavailable', message);
+  }
+
+  async attach(uid: string, { macAddress, ports, running }: AttachOptions): Promise<GuestNetwork> {
+    const udp = ports.find(({ protocol }) => protocol === 'UDP');
+    if (udp !== undefined) {
+      throw new ReasonedError(
+        'PortNotReservable',
+        `Port ${udp.hostPort}/UDP: a host with the network driver vmnet passes on TCP only`,
+      );
+    }
+    // The ports of an earlier start are closed first. Otherwise they would count as taken.
+    await this.detach(uid);
+    if (!running) {
+      await requireUsable(uid, ports, this.#checks());
+    }
+    const attachment: Attachment = {
+      ports,
+      servers: [],
+      connections: new Set(),
+      address: undefined,
+      askedAt: Number.NEGATIVE_INFINITY,
+      asking: undefined,
+    };
+    this.#attachments.set(uid, attachment);
+    try {
+      for (const port of ports) {
+        attachment.servers.push(await this.#listen(uid, port, attachment));
+      }
+    } catch (error) {
+      await this.detach(uid);
+      throw error;
+    }
+    const { hostAddress } = this.#options;
+    const mac = normaliseMacAddress(macAddress);
+    // The hypervisor itself listens on no ports.
+    return { kind: 'user', macAddress: mac, address: undefined, hostAddress, ports: [] };
+  }
+
+  async isUsable(uid: string, port: MachinePort): Promise<boolean> {
+    const own = this.#attachments.get(uid)?.ports ?? [];
+    const isOwn = own.some(
+      ({ hostPort, protocol }) => hostPort === port.hostPort && protocol === port.protocol,
+    );
+    return isOwn || (port.protocol === 'TCP' && (await isUsable(uid, port, this.#checks())));
+  }
+
+  async detach(uid: string): Promise<void> {
+    const attachment = this.#attachments.get(uid);
+    this.#attachments.delete(uid);
+    attachment?.connections.forEach((socket) => socket.destroy());
+    await Promise.all((attachment?.servers ?? []).map(async (server) => await closed(server)));
+  }
+
+  async address(uid: string): Promise<string | undefined> {
+    const attachment = this.#attachments.get(uid);
+    if (attachment === undefined) {
+      return undefined;
+    }
+    const { address, askedAt } = attachment;
+    const pause = address === undefined ? UNKNOWN_MILLISECONDS : KNOWN_MILLISECONDS;
+    if (this.#now() - askedAt < pause) {
+      return await (attachment.asking ?? address);
+    }
+    attachment.askedAt = this.#now();
+    attachment.asking = this.#options.addressOf(uid).finally(() => (attachment.asking = undefined));
+    attachment.address = await attachment.asking;
+    return attachment.address;
+  }
+
+  async check(): Promise<NetworkReport> {
+    const machines = [...this.#attachments].map(([uid, { servers }]) => [uid, healthOf(servers)] as const);
+    return await Promise.resolve({
+      healthy: true,
+      repaired: [],
+      faults: [],
+      machines: Object.fromEntries(machines),
+      refusedConnections: {},
+    });
+  }
+
+  async attached(): Promise<string[]> {
+    return await Promise.resolve([...this.#attachments.keys()]);
+  }
+
+  /** Closes the ports. The guests keep their network. */
+  async close(): Promise<void> {
+    await Promise.all([...this.#attachments.keys()].map(async (uid) => await this.detach(uid)));
+  }
+
+  #checks(): PortChecks {
+    const { ports: rules, hostAddress: address } = this.#options;
+    // No rules of other programs can lead a port elsewhere, because no rules of macOS lead to guests.
+    const whyPublished = (): undefined => undefined;
+    const reserved = [...this.#attachments].map(([uid, { ports }]) => [uid, ports] as const);
+    return { rules, address, reserved, whyPublished };
+  }
+
+  async #listen(uid: string, { hostPort, guestPort }: MachinePort, attachment: Attachment): Promise<Server> {
+    const { hostAddress } = this.#options;
+    const server = createServer({ pauseOnConnect: true }, (client) => {
+      client.on('error', () => client.destroy());
+      this.#passOn(uid, guestPort, { client, attachment }).catch(() => {
+        // The client sees that the guest has no address, or does not answer: its connection is reset.
+        client.resetAndDestroy();
+      });
+    });
+    server.maxConnections = CONNECTIONS;
+    const { promise, resolve, reject } = Promise.withResolvers<void>();
+    server.once('error', reject).listen({ host: hostAddress, port: hostPort, exclusive: true }, resolve);
+    try {
+      await promise;
+    } catch (error) {
+      const reason = codeOf(error) === 'EADDRINUSE' ? 'PortTaken' : 'NetworkUnavailable';
+      const message = `This host cannot open port ${hostPort}/TCP on ${hostAddress}: ${messageOf(error)}`;
+      throw new ReasonedError(reason, message, { cause: error });
+    }
+    return server;
+  }
+
+  async #passOn(
+    uid: string,
+    guestPort: number,
+    { client, attachment }: { client: Socket; attachment: Attachment },
+  ): Promise<void> {
+    const { connections } = attachment;
+    if (connections.size >= CONNECTIONS) {
+      throw new Error('The guest has too many connections');
+    }
+    connections.add(client);
+    client.once('close', () => connections.delete(client));
+    const address = await this.address(uid);
+    if (address === undefined) {
+      throw new Error('The guest has no address yet');
+    }
+    const guest = createConnection({ host: address, port: guestPort });
+    guest.setTimeout(CONNECT_MILLISECONDS, () => guest.destroy());
+    guest.once('connect', () => {
+      guest.setTimeout(0);
+      client.pipe(guest).pipe(client);
+    });
+    guest.on('error', () => client.resetAndDestroy());
+    guest.once('close', () => client.destroySoon());
+    client.once('close', () => guest.destroy());
+  }
+}
+
+function healthOf(servers: readonly Server[]): { healthy: boolean; message: string } {
+  const healthy = servers.every(({ listening }) => listening);
+  const message = healthy
+    ? 'The hypervisor provides the network, and the reserved ports are open'
+    : 'A reserved port is no longer open';
+  return { healthy, message };
+}
+
+async function closed(server: Server): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  server.close(() => resolve());
+  await promise;
+}

@@ -1,0 +1,46 @@
+/** The stand-in for the program `tart` as a program. `run` sleeps until a signal ends the machine. */
+import { TartStandIn, type Signal } from './standin.ts';
+
+const SIGNALS: readonly Signal[] = ['SIGINT', 'SIGUSR1', 'SIGUSR2'];
+/** A sleeping machine lives at most so long, so that none is left of a test that was killed. */
+const LONGEST_MILLISECONDS = 600_000;
+
+function isAlive(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function end({ code, stdout, stderr }: { code: number; stdout: string; stderr: string }): void {
+  process.stdout.write(stdout);
+  process.stderr.write(stderr);
+  process.exitCode = code;
+}
+
+const parameters = process.argv.slice(2);
+const tart = new TartStandIn(process.env['TART_HOME'] ?? '', {
+  isAlive,
+  send: (pid, signal) => void process.kill(pid, signal),
+});
+if (parameters[0] === 'run') {
+  const begun = tart.begin(parameters, process.pid);
+  if ('code' in begun) {
+    end(begun);
+  } else {
+    const timer = setTimeout(() => undefined, LONGEST_MILLISECONDS);
+    const leave = (answer: Parameters<typeof end>[0] | undefined): void => {
+      if (answer !== undefined) {
+        clearTimeout(timer);
+        end(answer);
+      }
+    };
+    SIGNALS.forEach((signal) => process.on(signal, () => leave(begun.onSignal(signal))));
+    process.stdout.write(begun.greeting);
+    leave(begun.end);
+  }
+} else {
+  end(tart.call(parameters));
+}
