@@ -25,7 +25,7 @@ demo: $(PACKAGES) ## Run a real VM on this machine (ARCH=arm64 for an ARM host)
 	@node hack/demo.ts up
 demo-lines: $(PACKAGES) ## Type the commands of README.md and pages into a shell, on the running demo
 	@node hack/demolines.ts
-pictures: $(PACKAGES) ## Make docs/pictures on the running demo (needs chromium)
+pictures: $(PACKAGES) ## Make docs/pictures on the running demo (needs chromium and prometheus)
 	@node hack/pictures.ts
 demo-down: $(PACKAGES) ## End the demo and remove everything it made
 	@node hack/demo.ts down

@@ -1,7 +1,7 @@
 /**
  * `make pictures` makes the pictures of README.md and of the pages, on the running demo: `berth` in a terminal, the screen of the guest with
- * keys that were typed over VNC, and the page of the HTTP API in a browser. It sends the page's own examples by "Try it out", and fails if
- * an answer is not the expected one. It needs Debian's package `chromium`. Look at each picture before you commit it.
+ * keys that were typed over VNC, the dashboard, and the page of the HTTP API in a browser. It sends the page's own examples by "Try it out",
+ * and fails if an answer is not the expected one. It needs Debian's packages `chromium` and `prometheus`. Look at each picture before you commit it.
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash, X509Certificate } from 'node:crypto';
@@ -15,6 +15,7 @@ import { stripVTControlCharacters } from 'node:util';
 import { limitTime } from '../base/exec.ts';
 import { pause } from '../base/time.ts';
 import { runCommand } from './command.ts';
+import { escapeXML, pictureDashboard } from './dashboardpicture.ts';
 import { SETTINGS, Shell } from './demolines.ts';
 import { waitFor } from './wait.ts';
 
@@ -95,10 +96,6 @@ ${texts.join('\n')}
 /** Returns what a line of a terminal shows at its end. The command writes its progress over itself. */
 function visibleText(line: string): string {
   return stripVTControlCharacters(line.split('\r\u001b[K').at(-1) ?? '').trimEnd();
-}
-
-function escapeXML(text: string): string {
-  return text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 }
 
 // The screen of the guest
@@ -374,11 +371,16 @@ async function main(): Promise<void> {
     await writeFile(join(ROOT, PICTURES, 'terminal.svg'), await recordTerminal(shell));
     await typeLine(shell, 'berth vm delete sample');
     await pictureScreen(shell);
+    await pictureDashboard(
+      async (line) => await typeLine(shell, line),
+      DEMO,
+      join(ROOT, PICTURES, 'dashboard.svg'),
+    );
   } finally {
     await shell.end();
   }
   await visitPage();
-  for (const name of ['terminal.svg', 'screen.png', 'swagger.png', 'swagger-deploy.png']) {
+  for (const name of ['terminal.svg', 'screen.png', 'dashboard.svg', 'swagger.png', 'swagger-deploy.png']) {
     const { size } = await stat(join(ROOT, PICTURES, name));
     process.stdout.write(`${PICTURES}/${name}: ${size} bytes\n`);
     if (size > PICTURE_BYTES) {

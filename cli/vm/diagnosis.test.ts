@@ -471,6 +471,7 @@ it('shows nothing as ok that only a silent host could tell', () => {
   const network = condition('NetworkReady', 'True', 'Healthy');
   const silent = diagnose(runs(condition('Ready', 'Unknown', 'HostUnreachable', 'Host h1'), network));
   expect(silent.checks.map(({ area, state }) => `${area}: ${state}`)).toEqual([
+    'spec: ok',
     'scheduler: ok',
     'quota: ok',
     'image: ok',

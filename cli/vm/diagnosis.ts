@@ -18,7 +18,7 @@ import { ALL_REFUSED, NONE_ABLE, obstaclesIn } from '../../api/v1alpha1/obstacle
 import { placementAdvice } from './placementadvice.ts';
 
 /** Areas where a problem can occur before a VM runs. A VM passes the areas in this order. */
-export const AREAS = ['scheduler', 'quota', 'image', 'network', 'host', 'machine', 'guest'] as const;
+export const AREAS = ['spec', 'scheduler', 'quota', 'image', 'network', 'host', 'machine', 'guest'] as const;
 export type Area = (typeof AREAS)[number];
 
 /** Objects from which the diagnosis is made. An object is absent if it does not exist, or if the user may not read it. */
@@ -87,6 +87,8 @@ const HOST_REASONS: ReadonlySet<string> = new Set([
   'SecretNotRead',
 ]);
 const GUEST_REASONS: ReadonlySet<string> = new Set<Reason>(['NotReady', 'NoSSHServer']);
+/** Reason of a VM whose spec names a VMConfig that does not exist. Nobody can look for a host before there is one. */
+const SPEC_REASON: Reason = 'ConfigNotFound';
 const OWN_END: Reason = 'GuestShutdown';
 const QUOTA = /exceeded quota: ([^,\s]+)/;
 /** Pattern of a quota that a smaller VM would meet. The size of a disk can only grow, and other quotas count objects. */
@@ -244,7 +246,7 @@ function placement(seen: Seen): Problem | undefined {
   }
   const [, quota] = QUOTA.exec(message) ?? [];
   return quota === undefined
-    ? { area: reason === 'PodRefused' ? 'quota' : 'scheduler', reason, message }
+    ? { area: areaOfWait(reason), reason, message }
     : {
         area: 'quota',
         reason,
@@ -253,6 +255,13 @@ function placement(seen: Seen): Problem | undefined {
           `Delete VMs of the namespace, ${SIZES.test(message) ? 'make the VM smaller, ' : ''}or ask an admin to raise the ResourceQuota ${quota}`,
         ],
       };
+}
+
+function areaOfWait(reason: string): Area {
+  if (reason === SPEC_REASON) {
+    return 'spec';
+  }
+  return reason === 'PodRefused' ? 'quota' : 'scheduler';
 }
 
 function meaningOfPlacement(message: string): string {
@@ -403,8 +412,7 @@ function passedAreas(vm: VM): Readonly<Record<Area, boolean>> {
   // A VM that has ended has no host any more.
   const hadHost = nodeName !== undefined || hasRun;
   return {
-    scheduler: hadHost,
-    quota: hadHost || conditionOf(vm, 'Scheduled')?.reason === 'Unschedulable',
+    ...(hadHost ? { spec: true, scheduler: true, quota: true } : passedWithoutHost(vm)),
     // A host starts a machine when its disk is made.
     image: runs || hasRun || phase === 'Starting' || isOn('ImageReady'),
     network: isOn('NetworkReady'),
@@ -412,4 +420,9 @@ function passedAreas(vm: VM): Readonly<Record<Area, boolean>> {
     machine: runs,
     guest: runs && isOn('Ready'),
   };
+}
+
+function passedWithoutHost(vm: VM): Record<'spec' | 'scheduler' | 'quota', boolean> {
+  const { reason = SPEC_REASON } = conditionOf(vm, 'Scheduled') ?? {};
+  return { spec: reason !== SPEC_REASON, scheduler: false, quota: reason === 'Unschedulable' };
 }

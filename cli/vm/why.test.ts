@@ -81,16 +81,24 @@ it('says why a machine booted, although its image has memory', () => {
   );
 });
 
+it('names the spec of a VM whose VMConfig does not exist as the area, and nothing as passed', () => {
+  const conditions = [{ type: 'Scheduled', status: 'False', reason: 'ConfigNotFound', message: 'No large' }];
+  const vm = { ...VM_OBJECT, spec: {}, status: { phase: 'Pending', conditions } } as unknown as VM;
+  const { area, todo, checks } = diagnose({ vm });
+  expect([area, ...todo]).toEqual(['spec', expect.stringMatching(/^Create the VMConfig, or/)]);
+  expect(checks.map(({ state }) => state)).toEqual(['problem', ...Array(7).fill('not yet')]);
+});
+
 it.each([
   [
     'has run',
     { firstRunningTime: CREATED },
-    ['scheduler: ok', 'quota: ok', 'image: ok', 'network: not checked', 'host: not checked'],
+    ['spec: ok', 'scheduler: ok', 'quota: ok', 'image: ok', 'network: not checked', 'host: not checked'],
   ],
   [
     'has not run',
     {},
-    ['scheduler', 'quota', 'image', 'network', 'host'].map((area) => `${area}: not checked`),
+    ['spec', 'scheduler', 'quota', 'image', 'network', 'host'].map((area) => `${area}: not checked`),
   ],
 ])(
   'shows of a failed VM that %s the areas that it passed, and that nobody checks the others',

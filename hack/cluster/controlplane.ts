@@ -260,6 +260,8 @@ function controllerArguments(options: ControlPlaneOptions): string[] {
     '--leader-elect=false',
     '--controllers=*,tokencleaner,bootstrapsigner',
     '--use-service-account-credentials',
+    // The quota controller then soon learns of the kinds of CRDs. A quota that it sees before is counted only after five minutes.
+    '--resource-quota-sync-period=5s',
     `--service-account-private-key-file=${join(pki, 'service-account.key')}`,
     `--root-ca-file=${join(pki, 'ca.crt')}`,
     `--cluster-signing-cert-file=${join(pki, 'ca.crt')}`,

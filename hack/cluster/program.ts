@@ -40,6 +40,8 @@ export interface ProgramStart {
   environment?: Record<string, string> | undefined;
   /** Whether to run the bundle in `dist/`, which `make bundle` writes. */
   bundle?: boolean | undefined;
+  /** Flags of Node.js. */
+  flags?: readonly string[] | undefined;
 }
 
 const ROOT = join(import.meta.dirname, '..', '..');
@@ -53,13 +55,13 @@ const EXIT_WAIT_MILLISECONDS = 24 * 3_600_000;
 
 /** Starts a program and resolves when it reports that it is ready. */
 async function startProgram(directory: string, start: ProgramStart): Promise<ProgramProcess> {
-  const { name, kubeconfig, environment, bundle = false } = start;
+  const { name, kubeconfig, environment, bundle = false, flags = [] } = start;
   const config = join(directory, `${name}.yaml`);
   writeFileSync(config, stringify(start.config));
   const record = await startProcess(directory, {
     name,
     file: process.execPath,
-    arguments: [mainFile(start), '--config', config, '--kubeconfig', kubeconfig],
+    arguments: [...flags, mainFile(start), '--config', config, '--kubeconfig', kubeconfig],
     environment: { ...(bundle ? {} : FROM_SOURCES), ...environment },
   });
   const running = new RunningProgram(directory, record, start);
@@ -147,6 +149,8 @@ export interface OperatorProgram {
   environment?: Record<string, string>;
   /** Whether to run `dist/operator.js`, which `make bundle` writes. */
   bundle?: boolean;
+  /** Flags of Node.js. */
+  flags?: readonly string[];
 }
 
 export type OperatorProcess = ProgramProcess;
@@ -155,7 +159,7 @@ export type OperatorProcess = ProgramProcess;
 export async function startOperator(
   directory: string,
   kubeconfig: string,
-  { config, name = 'operator', environment, bundle }: OperatorProgram = {},
+  { config, name = 'operator', environment, bundle, flags }: OperatorProgram = {},
 ): Promise<OperatorProcess> {
   const [metricsPort, healthPort] = (await freePorts(2)) as [number, number];
   return await startProgram(directory, {
@@ -173,6 +177,7 @@ export async function startOperator(
     healthPort,
     environment,
     bundle,
+    flags,
   });
 }
 

@@ -26,6 +26,12 @@ const BUILD_MILLISECONDS = 900_000;
 
 /** Environment of the programs in the images (Dockerfile). */
 export const IMAGE_ENVIRONMENT = { MALLOC_ARENA_MAX: '1' };
+/** The operator as its image starts it. */
+export const IMAGE_OPERATOR = {
+  bundle: true,
+  environment: IMAGE_ENVIRONMENT,
+  flags: ['--min-semi-space-size=8'],
+};
 
 /** A process that brings VMs to Running. */
 export interface Running {
@@ -73,7 +79,7 @@ export async function contestants(built: string): Promise<Contestant[]> {
 }
 
 async function startOperator(cluster: Cluster): Promise<Running> {
-  const operator = await cluster.startOperator({ bundle: true, environment: IMAGE_ENVIRONMENT });
+  const operator = await cluster.startOperator(IMAGE_OPERATOR);
   await hostsAreReady(cluster);
   return { pid: operator.pid, stop: () => operator.stop() };
 }

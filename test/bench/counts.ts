@@ -8,7 +8,7 @@ import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { PODS } from '../../kube/core.ts';
 import { type AuditedWrite, auditedWrites, isSignOfLife, untilSettled } from '../support/apiwrites.ts';
-import { hostsAreReady, IMAGE_ENVIRONMENT } from './contestants.ts';
+import { hostsAreReady, IMAGE_OPERATOR } from './contestants.ts';
 import { runLoad } from './load.ts';
 import { format } from './report.ts';
 
@@ -51,7 +51,7 @@ export async function measureCounts(): Promise<Counts> {
   const cluster = await startCluster({ name: 'bench-counts', hosts: HOSTS, audit: true });
   try {
     await cluster.createNamespace(NAMESPACE);
-    const operator = await cluster.startOperator({ bundle: true, environment: IMAGE_ENVIRONMENT });
+    const operator = await cluster.startOperator(IMAGE_OPERATOR);
     await hostsAreReady(cluster);
     const bytes: Record<string, number> = {};
     const deploy = await countStep(cluster, async () => {

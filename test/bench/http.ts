@@ -12,7 +12,7 @@ import { pathOf } from '../../kube/objects.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { allowMetrics, readMetrics } from '../support/operatorlog.ts';
-import { hostsAreReady, IMAGE_ENVIRONMENT } from './contestants.ts';
+import { hostsAreReady, IMAGE_ENVIRONMENT, IMAGE_OPERATOR } from './contestants.ts';
 import { apiServerDoor, HTTPSide, serverDoor, type Work } from './httpside.ts';
 import { runLoad } from './load.ts';
 import { peakMegabytes, residentMegabytes } from './measure.ts';
@@ -80,7 +80,7 @@ export async function measureHTTP({ vms, rounds }: { vms: number; rounds: number
 async function prepare(cluster: Cluster, vms: number): Promise<void> {
   await cluster.createNamespace(LISTED);
   await cluster.createNamespace(DEPLOYED);
-  const operator = await cluster.startOperator({ bundle: true, environment: IMAGE_ENVIRONMENT });
+  const operator = await cluster.startOperator(IMAGE_OPERATOR);
   await hostsAreReady(cluster);
   await runLoad(cluster.client(), LISTED, vms);
   await operator.stop();

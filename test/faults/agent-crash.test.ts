@@ -136,7 +136,8 @@ describe('a running guest', { timeout: TEST_MILLISECONDS }, () => {
     const end = work.finally(() => over.abort());
     const answers: string[] = [];
     const ask = async (): Promise<boolean> => {
-      answers.push(await fetch(`http://127.0.0.1:${port}/`).then((response) => response.text(), String));
+      const page = fetch(`http://127.0.0.1:${port}/`).then((response) => response.text());
+      answers.push(await page.catch((error: Error) => `${error}: ${error.cause}`));
       return over.signal.aborted;
     };
     await Promise.all([end, waitFor('the end of the work', ask, BOOT)]);

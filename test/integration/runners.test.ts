@@ -179,7 +179,6 @@ describe('a RunnerSet', () => {
   it('says that a quota refuses its VMs, in its status and by an Event, and leaves no runner at GitHub', async () => {
     await createQuota(world.cluster, { namespace: NAMESPACE, name: 'no-vms' }, 'count/vms.berth.dev=0');
     await world.createSet('quota', { min: 1 });
-    // For a moment, the API server refuses with other words, because its cache has the quota without its counts.
     await world.waitForSet('quota', 'refused by the quota', ({ status }) => {
       const { reason, message = '' } = conditionIn(status, 'Ready') ?? {};
       return reason === 'RunnerVMRefused' && message.includes('exceeded quota');

@@ -168,7 +168,7 @@ async function untilGone(name: string): Promise<void> {
     const open = [...jobs.items, ...pods.items]
       .map(({ metadata, status }) => JSON.stringify({ metadata, phase: status }))
       .filter((text) => new RegExp(`"${name}"|/${name}-`).test(text));
-    expect(open).toEqual([]);
+    expect(open.join('\n')).toBe('');
     return !(await isLeft(name));
   };
   const options = { deadlineMilliseconds: COLLECTION_MILLISECONDS };

@@ -3,8 +3,8 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 /**
- * Makes a quota, and waits until the controller-manager has counted it. Until then, the API server refuses Pods with other words. `hard` has
- * the form of `kubectl create quota --hard`.
+ * Makes a quota, and waits until the controller-manager has counted it. Until then, the API server refuses objects with other words. `hard`
+ * has the form of `kubectl create quota --hard`.
  */
 export async function createQuota(
   cluster: Cluster,
@@ -14,7 +14,9 @@ export async function createQuota(
   const quota = ['quota', name, '--namespace', namespace];
   await cluster.kubectl(['create', ...quota, `--hard=${hard}`]);
   await waitFor(`quota ${name} to be counted`, async () => {
-    const { stdout } = await cluster.kubectl(['get', ...quota, '--output=jsonpath={.status.hard}']);
-    return stdout !== '';
+    const { stdout } = await cluster.kubectl(['get', ...quota, '--output=json']);
+    const { used } = (JSON.parse(stdout) as { status?: { used?: Record<string, string> } }).status ?? {};
+    const names = hard.split(',').map((limit) => limit.slice(0, limit.indexOf('=')));
+    return used !== undefined && names.every((resource) => resource in used);
   });
 }
