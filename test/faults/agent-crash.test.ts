@@ -137,7 +137,7 @@ describe('a running guest', { timeout: TEST_MILLISECONDS }, () => {
     const answers: string[] = [];
     const ask = async (): Promise<boolean> => {
       const page = fetch(`http://127.0.0.1:${port}/`).then((response) => response.text());
-      answers.push(await page.catch((error: Error) => `${error}: ${error.cause}`));
+      answers.push(await page.catch((error: Error) => `${error.message}: ${String(error.cause)}`));
       return over.signal.aborted;
     };
     await Promise.all([end, waitFor('the end of the work', ask, BOOT)]);
