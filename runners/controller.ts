@@ -23,9 +23,10 @@ import { GitHubError } from './github/error.ts';
 import type { GitHubNetwork } from './github/http.ts';
 import { deleteVM, FIELD_MANAGER, makeRunner, prolongVM, readVM, type RunnerPlace } from './machines.ts';
 import type { RunnerMetrics } from './metrics.ts';
-import { countPlaces } from './places.ts';
+import { type Bidder, isHungry, offerTo, PERIOD_MILLISECONDS } from './offers.ts';
+import type { Needs } from './places.ts';
 import {
-  capacityOf,
+  countWanted,
   LEAVING_MILLISECONDS,
   liveVMs,
   planSet,
@@ -140,7 +141,7 @@ export class RunnerSetReconciler {
       client,
       network,
       owner,
-      capacity: () => this.#capacity(key),
+      capacity: () => this.#offer(key),
       onChange: () => enqueue(key),
       onItems: (items) => metrics.observe(set, items),
       logger: logger.child(refOf(key)),
@@ -168,30 +169,48 @@ export class RunnerSetReconciler {
     return this.#options.watches.get(namespace)?.vms.cache.byIndex(VMS_BY_SET, uid) ?? [];
   }
 
-  #capacity(key: string): number {
-    const { nodes, pods, namespaces, watches } = this.#options;
+  /** Returns the number of jobs that GitHub may assign to a set now. */
+  #offer(key: string): number {
+    const { nodes, pods, clock } = this.#options;
+    const bidders = [...this.#served].flatMap(([one, { state }]) => this.#bidderOf(one, state) ?? []);
+    const fleet = { nodes: nodes.cache.list(), pods: pods.cache.list() };
+    return offerTo(key, bidders, fleet, Math.floor(clock() / PERIOD_MILLISECONDS));
+  }
+
+  /** Returns what a set asks for. It is undefined for a set that gets no jobs, because it has no session. */
+  #bidderOf(key: string, state: ServedSet): Bidder | undefined {
     const set = this.#setOf(key);
-    const served = this.#served.get(key)?.state;
-    if (set === undefined || served === undefined) {
-      return 0;
+    if (set === undefined || !state.canGetJobs) {
+      return undefined;
     }
     const { namespace: name = '' } = set.metadata;
-    const { configRef, max } = set.spec;
-    const config = [name, this.#options.defaultNamespace]
-      .map((place) => watches.get(place)?.configs.cache.get(`${place}/${configRef.name}`))
-      .find((found) => found !== undefined);
-    const namespace = namespaces.cache.get(name) ?? {
-      apiVersion: 'v1',
-      kind: 'Namespace',
-      metadata: { name },
+    const { statistics, memory, prefix, offered } = state;
+    const live = liveVMs(this.#vmsOf(set).map(readVM), memory);
+    const placed = live.filter(({ isPlaced }) => isPlaced).length;
+    const wanted = countWanted(set.spec, statistics) ?? 0;
+    return {
+      key,
+      namespace: this.#options.namespaces.cache.get(name) ?? {
+        apiVersion: 'v1',
+        kind: 'Namespace',
+        metadata: { name },
+      },
+      prefix,
+      needs: this.#needsOf(set),
+      placed,
+      due: Math.max(live.length, wanted) - placed,
+      max: set.spec.max,
+      offered,
+      isHungry: isHungry(statistics, offered),
     };
-    const fleet = { namespace, nodes: nodes.cache.list(), pods: pods.cache.list() };
-    const free = countPlaces(
-      fleet,
-      config?.spec ?? {},
-      ({ metadata }) => metadata.namespace === name && metadata.name.startsWith(served.prefix),
+  }
+
+  #needsOf({ metadata: { namespace = '' }, spec: { configRef } }: Readonly<RunnerSet>): Needs {
+    const { watches, defaultNamespace } = this.#options;
+    const found = [namespace, defaultNamespace].map((place) =>
+      watches.get(place)?.configs.cache.get(`${place}/${configRef.name}`),
     );
-    return capacityOf(liveVMs(this.#vmsOf(set).map(readVM), served.memory), free, max);
+    return found.find((config) => config !== undefined)?.spec ?? {};
   }
 
   /** Does what the plan says, as far as GitHub and the API server allow it. */
@@ -290,9 +309,17 @@ export class RunnerSetReconciler {
 
   async #writeStatus({ key, set, served }: Pass, plan: SetPlan | undefined): Promise<void> {
     const { client, consistency, watches, clock } = this.#options;
-    const { connection, scaleSetID, statistics, trouble } = served;
-    const capacity = this.#capacity(key);
-    const report = { set, connection, scaleSetID, statistics, capacity, plan, trouble, now: clock() };
+    const { connection, scaleSetID, statistics, offered, trouble } = served;
+    const report = {
+      set,
+      connection,
+      scaleSetID,
+      statistics,
+      capacity: offered,
+      plan,
+      trouble,
+      now: clock(),
+    };
     const status = boundStatus(runnerSetStatusSchema, runnerSetStatus(report));
     const change = mergeDiff(set.status, status);
     const { namespace = '', name, uid, resourceVersion } = set.metadata;

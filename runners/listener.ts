@@ -40,7 +40,7 @@ export interface ListenerOptions {
   readonly owner: string;
   /** Reads the credentials and makes a client with them. @throws GitHubError */
   readonly connect: (signal: AbortSignal) => Promise<OpenGitHub>;
-  /** Returns the number of jobs that the set can run at the same time. It is asked before each poll. */
+  /** Returns the number of jobs that GitHub may assign to the set. It is asked before each poll. */
   readonly capacity: () => number;
   readonly onConnected: (scaleSetID: number) => void;
   readonly onFailed: (error: GitHubError) => void;

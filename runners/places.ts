@@ -1,4 +1,4 @@
-/** Counts the places that hosts have for VMs of a set, from the caches. All functions are pure. */
+/** Counts the places that hosts have for VMs of RunnerSets, from the caches. */
 import { hostsOf } from '../api/v1alpha1/hosts.ts';
 import {
   DEDICATED_KEY,
@@ -19,39 +19,93 @@ export type Needs = Pick<VMConfigSpec, 'architecture' | 'cpu' | 'memory' | 'plac
 /** Resources that limit the number of VMs on a host. */
 const RESOURCES = [SLOT_RESOURCE, 'cpu', 'memory'] as const;
 type Amounts = Readonly<Record<(typeof RESOURCES)[number], number>>;
+const NOTHING: Amounts = { [SLOT_RESOURCE]: 0, cpu: 0, memory: 0 };
 
 export interface Fleet {
-  readonly namespace: Readonly<Namespace>;
   /** Nodes of all hosts. */
   readonly nodes: readonly Readonly<Node>[];
   /** Pods that hold or want slots: of VMs, Emulators and tasks. */
   readonly pods: readonly Readonly<Pod>[];
 }
 
-/**
- * Returns the number of VMs that can start now. VMs of others that wait for a host come first, because they may be older. `isOwn` tells
- * whether a Pod is of the set.
- */
-export function countPlaces(fleet: Fleet, needs: Needs, isOwn: (pod: Readonly<Pod>) => boolean): number {
-  const holders = fleet.pods.filter(
-    ({ status }) => status?.phase !== 'Failed' && status?.phase !== 'Succeeded',
-  );
-  const bound = Map.groupBy(holders, ({ spec }) => spec.nodeName ?? '');
-  const hosts = hostsOf(fleet.namespace, fleet.nodes.filter(isHost)).filter((host) =>
-    takes(host, fleet, needs),
-  );
-  const free = hosts.map((host) => roomOn(host, bound.get(host.metadata.name) ?? [], needs));
-  const waiting = (bound.get('') ?? []).filter((pod) => !isOwn(pod)).length;
-  return Math.max(0, free.reduce((sum, one) => sum + one, 0) - waiting);
+/** A set that asks for places. */
+export interface Asker {
+  readonly key: string;
+  readonly namespace: Readonly<Namespace>;
+  /** Beginning of the names of its VMs. */
+  readonly prefix: string;
+  readonly needs: Needs;
+}
+
+/** Free places on hosts. Each place that is taken makes them fewer. */
+export class Places {
+  readonly #free: Map<string, Amounts>;
+  /** Names of the hosts that take the VMs of each set. First come those that suit the fewest sets. */
+  readonly #hosts = new Map<string, readonly string[]>();
+  readonly #lonely: ReadonlySet<string>;
+
+  /** VMs of others that wait for a host take their places first, because they may be older than those of the sets. */
+  constructor(fleet: Fleet, askers: readonly Asker[]) {
+    const holders = fleet.pods.filter(
+      ({ status }) => status?.phase !== 'Failed' && status?.phase !== 'Succeeded',
+    );
+    const bound = Map.groupBy(holders, ({ spec }) => spec.nodeName ?? '');
+    const hosts = fleet.nodes.filter(isHost);
+    this.#free = new Map(
+      hosts.map((host) => [host.metadata.name, roomOn(host, bound.get(host.metadata.name) ?? [])]),
+    );
+    const suiting = new Map(askers.map((asker) => [asker.key, hostsFor(asker, hosts)]));
+    const suitors = Map.groupBy([...suiting.values()].flat(), (name) => name);
+    const countSuitors = (name: string): number => suitors.get(name)?.length ?? 0;
+    for (const [key, names] of suiting) {
+      const ordered = names.toSorted((one, other) => countSuitors(one) - countSuitors(other));
+      this.#hosts.set(key, ordered);
+    }
+    this.#lonely = new Set(
+      askers
+        .map(({ key }) => key)
+        .filter((key) => suiting.get(key)?.every((name) => countSuitors(name) === 1)),
+    );
+    const waiting = (bound.get('') ?? []).filter((pod) => !askers.some((asker) => isOf(asker, pod)));
+    const all = [...this.#free.keys()].toSorted();
+    waiting.forEach(({ spec }) => this.#takeOn(all, requestsOf(spec)));
+  }
+
+  /** Takes a place for one VM of a set. Returns false if no host has one. */
+  take({ key, needs }: Asker): boolean {
+    return this.#takeOn(this.#hosts.get(key) ?? [], amountsOf(needs));
+  }
+
+  /** Returns whether no other set can use the hosts of this one. */
+  isAlone({ key }: Asker): boolean {
+    return this.#lonely.has(key);
+  }
+
+  #takeOn(names: readonly string[], wanted: Amounts): boolean {
+    for (const name of names) {
+      const free = this.#free.get(name);
+      if (free !== undefined && RESOURCES.every((one) => wanted[one] <= 0 || free[one] >= wanted[one])) {
+        this.#free.set(name, minus(free, wanted));
+        return true;
+      }
+    }
+    return false;
+  }
+}
+
+function isOf({ namespace, prefix }: Asker, { metadata }: Readonly<Pod>): boolean {
+  return metadata.namespace === namespace.metadata.name && metadata.name.startsWith(prefix);
+}
+
+/** Returns the names of the hosts that take the VMs of a set if they have room. */
+function hostsFor({ namespace, needs }: Asker, hosts: readonly Readonly<Node>[]): string[] {
+  return hostsOf(namespace, hosts)
+    .filter((host) => isOpen(host, namespace.metadata.name) && suits(host, needs))
+    .map(({ metadata }) => metadata.name);
 }
 
 function isHost({ metadata }: Readonly<Node>): boolean {
   return metadata.labels?.[HOST_MARK] === HOST_VALUE;
-}
-
-/** Returns whether the host takes VMs with these needs if it has room. */
-function takes(node: Readonly<Node>, { namespace }: Fleet, needs: Needs): boolean {
-  return isOpen(node, namespace.metadata.name) && suits(node, needs);
 }
 
 /** Returns whether the host reports, and no cordon and no taint keeps VMs of the namespace away. */
@@ -74,22 +128,31 @@ function suits({ metadata: { labels = {} } }: Readonly<Node>, { architecture, pl
   return hasTag && (architecture === undefined || labels['kubernetes.io/arch'] === architecture);
 }
 
-/** Returns how many VMs have room on a host beside its Pods. */
-function roomOn({ status }: Readonly<Node>, pods: readonly Readonly<Pod>[], needs: Needs): number {
-  const all = amountsIn(status?.allocatable ?? {});
-  const used = pods
-    .flatMap(({ spec }) => spec.containers)
-    .map(({ resources }) => amountsIn(resources?.requests ?? {}));
-  const wanted: Amounts = {
+/** Returns what the Pods of a host leave of its resources. */
+function roomOn({ status }: Readonly<Node>, pods: readonly Readonly<Pod>[]): Amounts {
+  return pods.reduce((left, { spec }) => minus(left, requestsOf(spec)), amountsIn(status?.allocatable ?? {}));
+}
+
+function requestsOf({ containers }: Pod['spec']): Amounts {
+  const requests = containers.map(({ resources }) => amountsIn(resources?.requests ?? {}));
+  return requests.reduce((sum, one) => minus(sum, one, -1), NOTHING);
+}
+
+/** Returns what a VM of a set takes, as far as it is known before its deployment. */
+function amountsOf({ cpu = 0, memory = 0 }: Needs): Amounts {
+  return {
     [SLOT_RESOURCE]: 1,
-    cpu: (needs.cpu ?? 0) * 1000,
-    memory: Number(parseBytes(String(needs.memory ?? 0)) ?? 0n),
+    cpu: cpu * 1000,
+    memory: Number(parseBytes(String(memory)) ?? 0n),
   };
-  const rooms = RESOURCES.filter((name) => wanted[name] > 0).map((name) => {
-    const free = used.reduce((left, one) => left - one[name], all[name]);
-    return Math.floor(free / wanted[name]);
-  });
-  return Math.max(0, Math.min(...rooms));
+}
+
+function minus(one: Amounts, other: Amounts, times = 1): Amounts {
+  return {
+    [SLOT_RESOURCE]: one[SLOT_RESOURCE] - times * other[SLOT_RESOURCE],
+    cpu: one.cpu - times * other.cpu,
+    memory: one.memory - times * other.memory,
+  };
 }
 
 /** Returns the amounts of the resources: CPU in thousandths, memory in bytes. A quantity that cannot be read counts as 0. */

@@ -5,10 +5,8 @@ import { assertHistories } from '../test/support/properties.ts';
 import type { KnownRunner } from './github/client.ts';
 import {
   ALIVE_MILLISECONDS,
-  capacityOf,
   IDLE_MILLISECONDS,
   LEAVING_MILLISECONDS,
-  liveVMs,
   type Memory,
   NO_MEMORY,
   ONLINE_MILLISECONDS,
@@ -184,12 +182,6 @@ it('a runner without a VM is removed after two lists', () => {
   const one = { runners: [runner('a')] };
   expect(passes([START], one).orphans).toEqual([]);
   expect(passes([START, START + 30_000], one).orphans).toEqual(['a']);
-});
-
-it('the capacity is the VMs on hosts and the free places, up to max', () => {
-  const vms = [vm('a'), vm('b', { isPlaced: false }), vm('c', { isEnding: true })];
-  const live = liveVMs(vms, NO_MEMORY);
-  expect([capacityOf(live, 3, 10), capacityOf(live, 0, 10), capacityOf(live, 3, 2)]).toEqual([4, 1, 2]);
 });
 
 /** One thing that happens between two passes. */

@@ -134,7 +134,7 @@ export function planSet(facts: SetFacts): SetPlan {
   const counted = countLooks(facts);
   const remaining = vms.filter(({ isEnding }) => !isEnding);
   const live = liveVMs(remaining, counted);
-  const wanted = statistics && Math.min(max, min + statistics.totalAssignedJobs);
+  const wanted = countWanted({ min, max }, statistics);
   const surplus = wanted === undefined ? 0 : live.length - wanted;
   const leaving = findLeaving(facts, remaining);
   const memory: Memory = {
@@ -154,6 +154,14 @@ export function planSet(facts: SetFacts): SetPlan {
     orphans: orphans({ ...facts, memory }),
     memory,
   };
+}
+
+/** Returns the number of VMs that there should be. It is undefined before GitHub has sent statistics. */
+export function countWanted(
+  { min = 0, max }: { readonly min?: number | undefined; readonly max: number },
+  statistics: Statistics | undefined,
+): number | undefined {
+  return statistics && Math.min(max, min + statistics.totalAssignedJobs);
 }
 
 function isHalfOver(aliveUntil: number | undefined, now: number): boolean {
@@ -283,14 +291,6 @@ function orphans({ vms, listed, memory }: SetFacts): string[] {
   return listed.runners
     .map(({ name }) => name)
     .filter((name) => !names.has(name) && (memory.misses.get(name) ?? 0) >= MISSES);
-}
-
-/**
- * Returns the number of jobs that the set can run at the same time: its VMs that have a host, and the free places for further ones. VMs
- * that wait for a host need some of these places.
- */
-export function capacityOf(live: readonly RunnerVM[], free: number, max: number): number {
-  return Math.min(max, live.filter(({ isPlaced }) => isPlaced).length + free);
 }
 
 /** Returns the memory with news about a job. A runner without a name cannot be remembered. */

@@ -35,7 +35,7 @@ export interface ServedOptions {
   readonly network: GitHubNetwork;
   /** Name of this process for people at GitHub. */
   readonly owner: string;
-  /** Returns the number of jobs that the set can run at the same time. */
+  /** Returns the number of jobs that GitHub may assign to the set. It is asked before each poll. */
   readonly capacity: () => number;
   /** Called when there is news. */
   readonly onChange: () => void;
@@ -56,6 +56,8 @@ export class ServedSet {
   memory: Memory = NO_MEMORY;
   listed: Listed | undefined;
   trouble: Trouble | undefined;
+  /** Number of jobs in the offer that GitHub has. */
+  offered = 0;
   /** Failed creations in a row, the last error, and the time before which none is tried. */
   failures: { readonly count: number; readonly until: number; readonly error?: Error } = NO_FAILURES;
   /** Refusal of GitHub that asked for a wait, and the end of the wait. */
@@ -72,7 +74,7 @@ export class ServedSet {
     this.#listener = new Listener({
       names: { group: github.runnerGroup ?? USUAL_GROUP, name, labels: github.labels ?? [name] },
       owner,
-      capacity,
+      capacity: () => this.#offer(capacity()),
       logger,
       connect: async (signal) => await this.#connect(github, signal),
       onConnected: (scaleSetID) => this.#connected(scaleSetID),
@@ -84,6 +86,11 @@ export class ServedSet {
   /** Returns whether this state is for the set as it is now. */
   isFor(set: Readonly<RunnerSet>): boolean {
     return this.#identity === identityOf(set);
+  }
+
+  /** Whether GitHub can assign jobs to the set, or soon can. */
+  get canGetJobs(): boolean {
+    return this.connection === undefined || this.connection === 'open';
   }
 
   /** The client while the message session is open. */
@@ -127,7 +134,17 @@ export class ServedSet {
     this.#options.onChange();
   }
 
+  /** Remembers an offer. GitHub has it as long as the poll lasts. */
+  #offer(jobs: number): number {
+    if (jobs !== this.offered) {
+      this.offered = jobs;
+      this.#options.onChange();
+    }
+    return jobs;
+  }
+
   #failed({ reason, message }: GitHubError): void {
+    this.offered = 0;
     this.connection = { reason, message };
     this.#options.onChange();
   }

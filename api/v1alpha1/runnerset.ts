@@ -121,7 +121,7 @@ export const runnerSetStatusSchema = z
     statistics: statisticsSchema.optional(),
     wanted: count('Number of VMs that min, max and the assigned jobs ask for.').optional(),
     capacity: count(
-      'Number of jobs that the set can run: its VMs on hosts, and the free slots for further ones. GitHub assigns no more.',
+      'Number of jobs that GitHub may assign to the set: its VMs on hosts, and its share of the free slots. It is 0 without a session.',
     ).optional(),
     runners: count('Number of VMs that have a job or can take one.').optional(),
     readyRunners: count('Number of these VMs that are Ready.').optional(),
@@ -144,7 +144,7 @@ export const RUNNER_SET_KIND: KindContent = {
     conditionColumn('Ready', 'Ready', 'status'),
     conditionColumn('Reason', 'Ready', 'reason'),
     AGE_COLUMN,
-    wide(column('Capacity', '.status.capacity', 'Jobs that the set can run.', 'integer')),
+    wide(column('Capacity', '.status.capacity', 'Jobs that GitHub may assign.', 'integer')),
     wide(column('URL', '.spec.github.url', 'Organization, repository or enterprise at GitHub.')),
     wide(conditionColumn('Message', 'Ready', 'message')),
   ],

@@ -129,7 +129,7 @@ describe('a RunnerSet', () => {
     }
   });
 
-  it('tells GitHub the places that are free, and fewer when VMs of others take them', async () => {
+  it('tells GitHub the places that are free, fewer when VMs of others take them, and shares them with another set', async () => {
     await world.createSet('places', { max: 20 });
     const set = await waitForStub('acme', 'places');
     await waitFor('all places to be offered', () => set.capacity === SLOTS);
@@ -137,6 +137,14 @@ describe('a RunnerSet', () => {
     await others.createMany(numbered('other', 3), { architecture: 'arm64' });
     await waitFor('the places of others to be kept', () => set.capacity === SLOTS - 3);
     await Promise.all(numbered('other', 3).map((name) => others.delete(name)));
+    // A second set is offered one place. The first one has more jobs than places, and is offered all others.
+    await world.createSet('second', { max: 20 });
+    const second = await waitForStub('acme', 'second');
+    await waitFor('one place for each', () => set.capacity === 1 && second.capacity === 1);
+    const jobs = Array.from({ length: SLOTS }, () => stub.queueJob(set));
+    await waitFor('all places', () => set.capacity >= SLOTS - 1 && set.capacity + second.capacity === SLOTS);
+    await world.waitForSet('places', 'offered most', ({ status }) => (status?.capacity ?? 0) >= SLOTS - 1);
+    jobs.forEach((job) => (job.state = 'done'));
   });
 
   it('says why it has no session: another one, wrong credentials, a Secret or a server that is not allowed', async () => {
