@@ -205,12 +205,15 @@ export class RunnerSetReconciler {
     };
   }
 
-  #needsOf({ metadata: { namespace = '' }, spec: { configRef } }: Readonly<RunnerSet>): Needs {
+  #needsOf({ metadata: { namespace = '' }, spec }: Readonly<RunnerSet>): Needs {
     const { watches, defaultNamespace } = this.#options;
+    const own = spec.template?.spec;
+    const name = (own ?? spec).configRef?.name;
     const found = [namespace, defaultNamespace].map((place) =>
-      watches.get(place)?.configs.cache.get(`${place}/${configRef.name}`),
+      watches.get(place)?.configs.cache.get(`${place}/${name}`),
     );
-    return found.find((config) => config !== undefined)?.spec ?? {};
+    const config = found.find((one) => one !== undefined)?.spec;
+    return { ...config, ...own, placement: { ...config?.placement, ...own?.placement } };
   }
 
   /** Does what the plan says, as far as GitHub and the API server allow it. */

@@ -77,15 +77,18 @@ function newVM(set: Readonly<RunnerSet>, name: string, now: number): Unsaved<VM>
     uid,
     controller: true,
   };
+  const { configRef, template } = set.spec;
+  const { labels, annotations } = template?.metadata ?? {};
   return {
     metadata: {
       namespace,
       name,
-      labels: { [SCALE_SET_LABEL]: scaleSetName(set) },
+      labels: { ...labels, [SCALE_SET_LABEL]: scaleSetName(set) },
+      ...(annotations && { annotations: { ...annotations } }),
       ownerReferences: [owner],
     },
     spec: {
-      configRef: set.spec.configRef,
+      ...(template?.spec ?? (configRef && { configRef })),
       userDataSecretRef: { name, key: JIT_KEY },
       ttlSecondsAfterFinished: 0,
       aliveUntil: timestamp(now + ALIVE_MILLISECONDS),

@@ -82,7 +82,7 @@ describe('the offer to a set', () => {
 
   it('leaves the places of VMs of others that wait for a host, but not those of its own VMs', () => {
     const nodes = [host('one', 4)];
-    const pods = [pod('other'), pod('a-1'), { ...pod('done'), status: { phase: 'Succeeded' } }];
+    const pods = [pod('other'), pod('a-1'), { ...pod('done'), status: { phase: 'Succeeded' as const } }];
     expect(offers([bidder('a', { due: 1 })], { nodes, pods })).toEqual([3]);
   });
 

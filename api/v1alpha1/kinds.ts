@@ -16,7 +16,7 @@ import {
   VMS,
   VM_SNAPSHOTS,
 } from './resources.ts';
-import { RUNNER_SET_KIND } from './runnerset.ts';
+import { runnerSetKind } from './runnerset.ts';
 import { SERVER_KIND } from './server.ts';
 import { vmKind } from './vm.ts';
 import { vmConfigKind } from './vmconfig.ts';
@@ -35,6 +35,6 @@ export function kinds(dpiMaximum: DisplayDpiMaximum): readonly KindDefinition[] 
     { ...EMULATORS, ...EMULATOR_KIND },
     { ...VM_POOLS, ...vmPoolKind(dpiMaximum) },
     { ...SERVERS, ...SERVER_KIND },
-    { ...RUNNER_SETS, ...RUNNER_SET_KIND },
+    { ...RUNNER_SETS, ...runnerSetKind(dpiMaximum) },
   ];
 }

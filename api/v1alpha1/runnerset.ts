@@ -10,8 +10,10 @@ import {
   nameRule,
   wide,
 } from './kind.ts';
+import type { DisplayDpiMaximum } from './fields.ts';
 import { GITHUB_SECRET_TYPE } from './names.ts';
-import { count, documented, immutable, integer, objectName, text } from './schema.ts';
+import { runnerConfigSchema, runnerTemplateSchema } from './vmtemplate.ts';
+import { count, documented, immutable, integer, objectName, oneOf, text } from './schema.ts';
 
 /** Largest number of VMs of one set. One statistics message and one list of runners stay small. */
 const RUNNERS_LIMIT = 1_000;
@@ -65,28 +67,29 @@ const githubSchema = z
     ),
   );
 
-const runnerSetSpecSchema = z
-  .object({
-    github: githubSchema,
-    min: integer(
-      'Number of VMs that wait for jobs, in addition to those with jobs. The default is 0.',
-      0,
-      RUNNERS_LIMIT,
-    ).optional(),
-    max: integer('Largest number of VMs.', 1, RUNNERS_LIMIT),
-    configRef: z.object({ name: objectName('Name of the VMConfig.') }).meta({
-      description:
-        'VMConfig of the VMs. A VMConfig in this namespace has precedence over one in platform-default.',
-    }),
-  })
-  .meta(
-    documented('Desired runners.', {
-      rule: '!has(self.min) || self.min <= self.max',
-      message: 'min must be at most max',
-      fieldPath: '.min',
-    }),
-  );
-export type RunnerSetSpec = z.infer<typeof runnerSetSpecSchema>;
+/** Returns the schema of the spec of a RunnerSet. `dpiMaximum` is the largest allowed DPI of the display. */
+function runnerSetSpec(dpiMaximum: DisplayDpiMaximum) {
+  return z
+    .object({
+      github: githubSchema,
+      min: integer(
+        'Number of VMs that wait for jobs, in addition to those with jobs. The default is 0.',
+        0,
+        RUNNERS_LIMIT,
+      ).optional(),
+      max: integer('Largest number of VMs.', 1, RUNNERS_LIMIT),
+      configRef: runnerConfigSchema('VMConfig of the VMs.').optional(),
+      template: runnerTemplateSchema(dpiMaximum).optional(),
+    })
+    .meta(
+      documented('Desired runners.', oneOf(['configRef', 'template']), {
+        rule: '!has(self.min) || self.min <= self.max',
+        message: 'min must be at most max',
+        fieldPath: '.min',
+      }),
+    );
+}
+export type RunnerSetSpec = z.infer<ReturnType<typeof runnerSetSpec>>;
 
 /** Names of the numbers that GitHub gives for a scale set. */
 export const STATISTICS = [
@@ -130,22 +133,25 @@ export const runnerSetStatusSchema = z
 export type RunnerSetStatus = z.infer<typeof runnerSetStatusSchema>;
 export type RunnerSet = ApiObject<RunnerSetSpec, RunnerSetStatus>;
 
-export const RUNNER_SET_KIND: KindContent = {
-  shortNames: ['runset'],
-  description:
-    'Runners for the jobs of GitHub. Each VM takes one job. The program berth-runners must serve the namespace (chart value runners).',
-  spec: runnerSetSpecSchema,
-  status: runnerSetStatusSchema,
-  rules: [nameRule(NAME_LENGTH, { dots: false })],
-  columns: [
-    column('Jobs', '.status.statistics.totalAssignedJobs', 'Jobs that need a runner.', 'integer'),
-    column('Runners', '.status.runners', 'VMs that have a job or can take one.', 'integer'),
-    column('Max', '.spec.max', 'Largest number of VMs.', 'integer'),
-    conditionColumn('Ready', 'Ready', 'status'),
-    conditionColumn('Reason', 'Ready', 'reason'),
-    AGE_COLUMN,
-    wide(column('Capacity', '.status.capacity', 'Jobs that GitHub may assign.', 'integer')),
-    wide(column('URL', '.spec.github.url', 'Organization, repository or enterprise at GitHub.')),
-    wide(conditionColumn('Message', 'Ready', 'message')),
-  ],
-};
+/** Returns the RunnerSet kind. `dpiMaximum` is the largest allowed DPI of the display. */
+export function runnerSetKind(dpiMaximum: DisplayDpiMaximum): KindContent {
+  return {
+    shortNames: ['runset'],
+    description:
+      'Runners for the jobs of GitHub. Each VM takes one job. The program berth-runners must serve the namespace (chart value runners).',
+    spec: runnerSetSpec(dpiMaximum),
+    status: runnerSetStatusSchema,
+    rules: [nameRule(NAME_LENGTH, { dots: false })],
+    columns: [
+      column('Jobs', '.status.statistics.totalAssignedJobs', 'Jobs that need a runner.', 'integer'),
+      column('Runners', '.status.runners', 'VMs that have a job or can take one.', 'integer'),
+      column('Max', '.spec.max', 'Largest number of VMs.', 'integer'),
+      conditionColumn('Ready', 'Ready', 'status'),
+      conditionColumn('Reason', 'Ready', 'reason'),
+      AGE_COLUMN,
+      wide(column('Capacity', '.status.capacity', 'Jobs that GitHub may assign.', 'integer')),
+      wide(column('URL', '.spec.github.url', 'Organization, repository or enterprise at GitHub.')),
+      wide(conditionColumn('Message', 'Ready', 'message')),
+    ],
+  };
+}

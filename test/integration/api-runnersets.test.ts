@@ -56,7 +56,28 @@ it.each([
   [{ min: 5 }, 'min must be at most max'],
   [{ min: -1 }, 'must be from 0 to 1000'],
   [{ max: 0 }, 'must be from 1 to 1000'],
-  [{ configRef: undefined }, 'spec.configRef: Required value'],
+  [{ configRef: undefined }, 'exactly one of configRef and template must be set'],
+  [{ template: { spec: { image: 'mac' } } }, 'exactly one of configRef and template must be set'],
+  [{ configRef: undefined, template: { spec: { image: 'mac', cpu: 4 } } }, ''],
+  [
+    { configRef: undefined, template: { spec: { cpu: 4 } } },
+    'at least one of image, iso and configRef must be set',
+  ],
+  [
+    { configRef: undefined, template: { spec: { image: 'mac', userData: 'x' } } },
+    'unknown field "spec.template.spec.userData"',
+  ],
+  [
+    { configRef: undefined, template: { spec: { configRef: { name: 'mac', namespace: 'other' } } } },
+    'unknown field "spec.template.spec.configRef.namespace"',
+  ],
+  [
+    {
+      configRef: undefined,
+      template: { metadata: { labels: { 'berth.dev/scale-set': 'x' } }, spec: { image: 'mac' } },
+    },
+    'keys that begin with berth.dev/ are not allowed',
+  ],
 ])('%j: %s', async (change, message) => {
   const text = await refusal({ ...GOOD, ...change });
   expect(text === '').toBe(message === '');
