@@ -68,7 +68,7 @@ describe('generate', () => {
     const committed = (await generate('--display-dpi-maximum', '240')).stdout.split('\n');
     const changed = lines.filter((line, index) => line !== committed[index]);
     expect(lines).toHaveLength(committed.length);
-    expect(changed).toHaveLength(12);
+    expect(changed).toHaveLength(16);
     expect(changed.every((line) => line.includes('320'))).toBe(true);
   });
 

@@ -54,7 +54,14 @@ export class Places {
     this.#free = new Map(
       hosts.map((host) => [host.metadata.name, roomOn(host, bound.get(host.metadata.name) ?? [])]),
     );
-    const suiting = new Map(askers.map((asker) => [asker.key, hostsFor(asker, hosts)]));
+    const namespaces = new Map(askers.map(({ namespace }) => [namespace.metadata.name, namespace]));
+    const open = new Map([...namespaces].map(([name, namespace]) => [name, openHosts(namespace, hosts)]));
+    const suiting = new Map(
+      askers.map(({ key, namespace, needs }) => [
+        key,
+        suitingHosts(open.get(namespace.metadata.name) ?? [], needs),
+      ]),
+    );
     const suitors = Map.groupBy([...suiting.values()].flat(), (name) => name);
     const countSuitors = (name: string): number => suitors.get(name)?.length ?? 0;
     for (const [key, names] of suiting) {
@@ -97,11 +104,14 @@ function isOf({ namespace, prefix }: Asker, { metadata }: Readonly<Pod>): boolea
   return metadata.namespace === namespace.metadata.name && metadata.name.startsWith(prefix);
 }
 
-/** Returns the names of the hosts that take the VMs of a set if they have room. */
-function hostsFor({ namespace, needs }: Asker, hosts: readonly Readonly<Node>[]): string[] {
-  return hostsOf(namespace, hosts)
-    .filter((host) => isOpen(host, namespace.metadata.name) && suits(host, needs))
-    .map(({ metadata }) => metadata.name);
+/** Returns the hosts that take VMs of the namespace if they have room. */
+function openHosts(namespace: Readonly<Namespace>, hosts: readonly Readonly<Node>[]): Readonly<Node>[] {
+  return hostsOf(namespace, hosts).filter((host) => isOpen(host, namespace.metadata.name));
+}
+
+/** Returns the names of the hosts that have what VMs need, whether they have room or not. */
+function suitingHosts(hosts: readonly Readonly<Node>[], needs: Needs): string[] {
+  return hosts.filter((host) => suits(host, needs)).map(({ metadata }) => metadata.name);
 }
 
 function isHost({ metadata }: Readonly<Node>): boolean {

@@ -8,6 +8,7 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { loadConfig as loadAgentConfig } from '../../agent/config.ts';
 import { parseConfig } from '../../operator/config/config.ts';
+import { configSchema as runnersConfig } from '../../runners/config.ts';
 import { configSchema as serverConfig } from '../../server/config.ts';
 import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests, run } from '../support/chart.ts';
 import { makeFolder } from '../support/folder.ts';
@@ -139,6 +140,15 @@ describe('the rendered configuration file is valid for', () => {
         dpiMaximum: 240,
       });
     }
+  });
+
+  test('the runners for GitHub', () => {
+    const text = find(everything, 'ConfigMap', 'berth-runners')['data']['runners.yaml'] as string;
+    expect(runnersConfig.parse(parse(text))).toMatchObject({
+      namespaces: { system: 'berth-system', served: ['platform-default'] },
+      privateServers: [],
+      clusterCIDRs: EVERYTHING.agent.clusterCIDRs,
+    });
   });
 
   test('the agent', () => {
