@@ -156,7 +156,9 @@ async function query(
   parameters: Record<string, string>,
   legend = '',
 ): Promise<Series[]> {
-  const response = await fetch(`http://${address}/api/v1/${path}?${new URLSearchParams(parameters).toString()}`);
+  const response = await fetch(
+    `http://${address}/api/v1/${path}?${new URLSearchParams(parameters).toString()}`,
+  );
   const { data, error } = (await response.json()) as {
     error?: string;
     data?: {
