@@ -267,6 +267,8 @@ function controllerArguments(options: ControlPlaneOptions): string[] {
     `--cluster-signing-cert-file=${join(pki, 'ca.crt')}`,
     `--cluster-signing-key-file=${join(pki, 'ca.key')}`,
     '--profiling=false',
+    // By default, an autoscaler looks at its metric every 15 s.
+    '--horizontal-pod-autoscaler-sync-period=1s',
     ...CLIENT_RATE,
     ...monitorArguments(options.nodeMonitorGracePeriodSeconds),
   ];

@@ -3,14 +3,16 @@
  * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
  * limits of the machine; clones; copies of a shared file, compared with cp; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server; deployments
  * over HTTP that wait; a day of power by demand; starts of the command `berth`, compared with kubectl; starts from the memory of an image,
- * compared with boots and resumes. It prints tables for people, a verdict for each target, and
+ * compared with boots and resumes; hand-outs of VMs from pools. It prints tables for people, a verdict for each target, and
  * everything as JSON. The exit code is 1 if a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,counts,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command,power,warm]
+ *     node test/bench/main.ts [--only fleet,counts,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command,power,warm,pool]
  *         [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
+import { POOL_REPLICAS_MAXIMUM } from '../../api/v1alpha1/poolmembers.ts';
 import { measureStarts } from './agent.ts';
+import { roomFor } from './claims.ts';
 import { measureClones } from './clones.ts';
 import { countsTable, measureCounts } from './counts.ts';
 import { commandTable, commandVerdicts, measureCommand } from './command.ts';
@@ -33,6 +35,7 @@ import {
 } from './imagereport.ts';
 import { logReadsTable, logReadsVerdicts, measureLogReads } from './logs.ts';
 import { writeCharts } from './plot.ts';
+import { measurePool, poolTable, poolVerdicts } from './poolreport.ts';
 import { measurePower, powerTable, powerVerdicts } from './power.ts';
 import { measurePulls } from './pulls.ts';
 import { measureSharedCopies } from './sharedcopies.ts';
@@ -127,6 +130,16 @@ const PARTS: readonly Part[] = [
     table: warmTable,
     verdicts: warmVerdicts,
   }),
+  // As many claims as a pool can have VMs, or as the hosts have room for, with the VMs that replace them.
+  part(
+    'pool',
+    ({ starts, hosts }) =>
+      measurePool(Math.ceil(starts / 4), {
+        hosts,
+        claims: Math.min(POOL_REPLICAS_MAXIMUM, roomFor(hosts)),
+      }),
+    { table: poolTable, verdicts: poolVerdicts },
+  ),
   part('starts', ({ starts }) => measureStarts(starts), { table: startsTable, verdicts: startsVerdicts }),
 ];
 

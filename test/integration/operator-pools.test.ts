@@ -18,6 +18,7 @@ import { accountToken } from '../support/members.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { BerthCommand } from '../wires/berth.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
+import { ExternalMetrics } from '../worlds/externalmetrics.ts';
 
 /** ARM hosts, which have room for 15 small VMs each, and slots of the one host of the other architecture. */
 const HOSTS = 3;
@@ -29,6 +30,8 @@ const PATIENCE = { deadlineMilliseconds: 40_000 };
 const CLIENTS = 10;
 const CLAIMS = 40;
 const READY = 20;
+/** Bounds of an autoscaler. */
+const SCALED = { least: 2, most: 5 } as const;
 /** Name of the test in the cluster. */
 const USER = 'berth-admin';
 const NEVER = new AbortController().signal;
@@ -105,6 +108,23 @@ function watchMembers(pool: string) {
   };
 }
 
+/** Returns an autoscaler that wants one VM for each job in the queue, and waits for nothing. */
+function autoscaler(name: string, { least, most }: typeof SCALED): object {
+  const external = { metric: { name: 'queued_jobs' }, target: { type: 'AverageValue', averageValue: '1' } };
+  return {
+    apiVersion: 'autoscaling/v2',
+    kind: 'HorizontalPodAutoscaler',
+    metadata: { name, namespace },
+    spec: {
+      scaleTargetRef: { apiVersion: VM_POOLS.apiVersion, kind: VM_POOLS.kind, name },
+      minReplicas: least,
+      maxReplicas: most,
+      metrics: [{ type: 'External', external }],
+      behavior: { scaleDown: { stabilizationWindowSeconds: 0 } },
+    },
+  };
+}
+
 async function deletePool(name: string): Promise<void> {
   await cluster.client().delete(VM_POOLS, { namespace, name });
   await waitFor('the VMs of the pool to be gone', async () => (await membersOf(name)).length === 0, PATIENCE);
@@ -137,6 +157,21 @@ describe('a VMPool', () => {
     );
     await deletePool('scaled');
     expect(faultsIn(operator.logFile)).toEqual([]);
+  });
+
+  it('has as many VMs as a HorizontalPodAutoscaler wants, by a metric of another program', async () => {
+    await createPool('auto', 1);
+    await waitUntilFull('auto', 1);
+    await using metrics = await ExternalMetrics.start(cluster, 3);
+    await cluster.kubectl(['apply', '-f', '-'], { input: JSON.stringify(autoscaler('auto', SCALED)) });
+    await waitUntilFull('auto', 3);
+    metrics.value = 100;
+    const { spec } = await waitUntilFull('auto', SCALED.most);
+    expect(spec.replicas).toBe(SCALED.most);
+    metrics.value = 1;
+    await waitUntilFull('auto', SCALED.least);
+    await cluster.kubectl(['delete', 'hpa', 'auto', '-n', namespace]);
+    await deletePool('auto');
   });
 
   it(`hands out each VM once: ${CLAIMS} claims by ${CLIENTS} clients`, async () => {

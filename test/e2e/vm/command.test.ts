@@ -261,24 +261,37 @@ test(
 );
 
 test(
-  'run takes a ready VM of a pool, logs in with a key of its own, and deletes it; the pool makes another one',
+  'run takes a ready VM of a pool with a key of its own, or resumes one with a key of the template; the pool makes another',
   async () => {
     const { namespace } = world.vms;
-    const template = { spec: { configRef: { name: 'small' } } };
-    await world.cluster.client().create<VMPool>(VM_POOLS, {
-      metadata: { name: 'jobs', namespace },
-      spec: { replicas: 1, template },
-    });
-    await world.kubectl('wait', '--for=condition=Ready', 'vmpool/jobs', '--timeout=120s');
-    const members = async () => await runVMs('jobs-');
-    const [member = ''] = await members();
-    expect(await berth('ssh', member, '--', 'guest-agent')).toMatchObject({ code: 0 });
+    for (const [name, powerState] of [
+      ['jobs', 'Running'],
+      ['naps', 'Suspended'],
+    ] as const) {
+      const template = { spec: { configRef: { name: 'small' }, powerState } };
+      const spec = { replicas: 1, template };
+      await world.cluster.client().create<VMPool>(VM_POOLS, { metadata: { name, namespace }, spec });
+    }
+    await world.kubectl('wait', '--for=condition=Ready', 'vmpool/jobs', 'vmpool/naps', '--timeout=120s');
+    const [ready = '', asleep = ''] = [...(await runVMs('jobs-')), ...(await runVMs('naps-'))];
+    expect((await world.vms.get(asleep)).status?.phase).toBe('Suspended');
+    expect(await berth('ssh', ready, '--', 'guest-agent')).toMatchObject({ code: 0 });
     const claimed = await berth('run', '--pool', 'jobs', '--', 'sh', '-c', 'cat; exit 4');
     expect(claimed).toEqual({ code: 4, out: '', err: '' });
-    await world.vms.waitUntilGone(member);
-    await waitFor('another VM', async () => (await members()).some((name) => name !== member));
-    await world.kubectl('delete', 'vmpool', 'jobs');
-    await waitFor('no VM of the pool to be left', async () => (await members()).length === 0);
+    const identity = ['--identity', join(folder, 'key')];
+    const resumed = await berth('run', '--pool', 'naps', ...identity, '--', 'sh', '-c', 'echo job; exit 5');
+    expect(resumed).toEqual({ code: 5, out: 'job\n', err: '' });
+    await world.vms.waitUntilGone(ready);
+    await world.vms.waitUntilGone(asleep);
+    await waitFor('the Event', async () =>
+      new RegExp(`Resumed\\s+vm/${asleep}`).test(await world.kubectl('get', 'events')),
+    );
+    await waitFor('another VM', async () => (await runVMs('jobs-')).some((name) => name !== ready));
+    await world.kubectl('delete', 'vmpool', 'jobs', 'naps');
+    await waitFor(
+      'no VM of a pool to be left',
+      async () => [...(await runVMs('jobs-')), ...(await runVMs('naps-'))].length === 0,
+    );
   },
   TEST_MILLISECONDS,
 );
