@@ -18,6 +18,7 @@ COPY --from=operator-files /files /
 COPY LICENSE sbom.cdx.json operator.mjs server.mjs runners.mjs passwordworker.mjs /opt/berth/
 # Files for browsers, with their licence. The server finds them by the name of their package.
 COPY swagger-ui-dist /opt/berth/node_modules/swagger-ui-dist/
+COPY console /opt/berth/console/
 # One heap for all threads: glibc keeps one for each, mostly empty, 10 MB in all. The benchmark starts the operator so, too.
 ENV PATH=/usr/local/bin:/usr/bin MALLOC_ARENA_MAX=1
 USER 65532:65532

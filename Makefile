@@ -79,6 +79,7 @@ lint: $(PACKAGES) ## Check format, lint rules, types, prose and dead code, the p
 	biome format .
 	oxlint --type-aware
 	tsc -p .
+	tsc -p console
 	node hack/prose.ts
 	knip --config knip.jsonc
 	knip --config knip.production.jsonc --production

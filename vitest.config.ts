@@ -36,6 +36,8 @@ const CHART_TOOLS = 'test/support/setup/chart.ts';
 const GUESTS = 'test/support/setup/guests.ts';
 /** It needs two versions of QEMU on one machine. */
 const NEWER_QEMU = 'test/e2e/qemu/newer.test.ts';
+/** It needs Chromium. */
+const CONSOLE = 'test/e2e/console/**';
 const ADBD = 'test/support/setup/adbd.ts';
 const METRICS_SERVER = 'test/support/setup/metricsserver.ts';
 const CLOUD = 'test/support/setup/cloud.ts';
@@ -52,7 +54,7 @@ const INTO_CONTAINERS =
     ? ['test/integration/kube-restart.test.ts', 'test/integration/operator-fleet.test.ts']
     : [];
 
-const UNIT = '{base,api,kube,actions,operator,agent,runners,server,cli,hack}/**/*.test.ts';
+const UNIT = '{base,api,kube,actions,operator,agent,runners,server,cli,console,hack}/**/*.test.ts';
 /** Unit tests that replace modules. No other test may see the replacements. */
 const REPLACE_MODULES = globSync(UNIT, { cwd: import.meta.dirname }).filter((file) =>
   /\bvi\.(?:mock|doMock)\(/.test(readFileSync(join(import.meta.dirname, file), 'utf8')),
@@ -147,7 +149,7 @@ export default defineConfig({
         test: {
           name: 'e2e',
           include: ['test/e2e/**/*.test.ts'],
-          exclude: ['test/e2e/nat/**', 'test/e2e/installed/**', NEWER_QEMU],
+          exclude: ['test/e2e/nat/**', 'test/e2e/installed/**', NEWER_QEMU, CONSOLE],
           globalSetup: [TOOLCHAIN, GUESTS, CLOUD, ADBD, METRICS_SERVER],
           sequence: { groupOrder: 4 },
           ...twoAtATime,
@@ -167,7 +169,7 @@ export default defineConfig({
         // Not among the projects of all tests: it runs the real programs, which only some machines have.
         test: {
           name: 'real',
-          include: ['test/e2e/emulator/contract.test.ts', NEWER_QEMU],
+          include: ['test/e2e/emulator/contract.test.ts', NEWER_QEMU, CONSOLE],
           env: { BERTH_EMULATOR: 'real' },
           sequence: { groupOrder: 12 },
           ...oneAtATime,

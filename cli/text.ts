@@ -1,4 +1,5 @@
 /** Prepares texts for terminals. */
+export { age } from '../base/age.ts';
 
 /**
  * Characters that can control a terminal, and invisible characters, which can make two different names look the same. They are replaced,
@@ -10,17 +11,6 @@ const CONTROL = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 const SEQUENCE = /\u001b\[[0-?]*[ -/]*[@-~]/g;
 /** Space between two columns. */
 const GAP = '   ';
-
-const UNITS = [
-  ['d', 86_400],
-  ['h', 3_600],
-  ['m', 60],
-] as const;
-/**
- * Smallest number of days, hours or minutes in a shown age. A smaller age is shown in the next smaller unit, because the larger unit would
- * be too imprecise.
- */
-const ENOUGH = 2;
 
 /** Returns the text in one line, without characters that control a terminal. */
 export function printable(text: string): string {
@@ -52,17 +42,4 @@ export function aligned(rows: readonly (readonly string[])[]): string {
           .trimEnd()}\n`,
     )
     .join('');
-}
-
-/**
- * Returns the time since `moment`, for example `3h`. `moment` is a time in RFC 3339, and `now` is in milliseconds since the epoch. If
- * `moment` is undefined or not a time, the result is empty.
- */
-export function age(moment: string | undefined, now = Date.now()): string {
-  const seconds = Math.max(0, Math.floor((now - Date.parse(moment ?? '')) / 1000));
-  if (Number.isNaN(seconds)) {
-    return '';
-  }
-  const [unit, length] = UNITS.find(([, length]) => seconds >= ENOUGH * length) ?? ['s', 1];
-  return `${Math.floor(seconds / length)}${unit}`;
 }

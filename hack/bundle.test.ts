@@ -1,7 +1,8 @@
 import { readFile } from 'node:fs/promises';
+import { gzipSync } from 'node:zlib';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import { bundleInto } from './bundle.ts';
+import { bundleConsole, bundleInto } from './bundle.ts';
 import { bundleCommand } from './cli/executable.ts';
 import { makeFolder } from '../test/support/folder.ts';
 
@@ -28,4 +29,16 @@ test('the command has only the parts of large libraries that its start needs', a
   for (const library of ['tdigest', 'llhttp']) {
     expect(text).not.toContain(library);
   }
+});
+
+/** Limit of the console in bytes, compressed. People open it over slow connections, too. */
+const CONSOLE_BYTES = 150_000;
+
+test('the console is small, and has no part that only servers need', async () => {
+  const folder = makeFolder();
+  await bundleConsole(folder);
+  const files = ['console.js', 'style.css'].map(async (file) => await readFile(join(folder, file), 'utf8'));
+  const texts = await Promise.all(files);
+  expect(gzipSync(texts.join('')).length).toBeLessThan(CONSOLE_BYTES);
+  expect(texts.join('')).not.toMatch(/ZodError|node:/);
 });

@@ -1,4 +1,7 @@
-/** Bundles each program into one file, for example `dist/operator.js`, and each thread of a program into one file beside it. */
+/**
+ * Bundles each program into one file, for example `dist/operator.js`, and each thread of a program into one file beside it. The files of the
+ * console are in `dist/console/`.
+ */
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { build, type Plugin } from 'esbuild';
@@ -32,6 +35,25 @@ const UNDICI = `
 export async function bundle(): Promise<void> {
   const present = Object.entries(ENTRY_POINTS).filter(([, path]) => existsSync(path));
   await bundleInto(join(ROOT, 'dist'), Object.fromEntries(present));
+  await bundleConsole();
+}
+
+/** Writes the files of the console into the folder: `console.js` and `style.css`. */
+export async function bundleConsole(folder = join(ROOT, 'dist', 'console')): Promise<void> {
+  const source = (file: string) => join(ROOT, 'console', file);
+  await build({
+    entryPoints: { console: source('main.tsx'), style: source('style.css') },
+    outdir: folder,
+    bundle: true,
+    platform: 'browser',
+    format: 'esm',
+    // Browsers of the last two years.
+    target: ['chrome131', 'firefox133', 'safari18'],
+    minify: true,
+    legalComments: 'none',
+    logLevel: 'warning',
+    tsconfig: source('tsconfig.json'),
+  });
 }
 
 export interface BundleFormat {

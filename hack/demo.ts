@@ -23,6 +23,7 @@ import { SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
 import { SERVERS } from '../api/v1alpha1/resources.ts';
 import { createKey } from '../kube/certificates/certificate.ts';
 import { SECRETS } from '../kube/core.ts';
+import { bundleConsole } from './bundle.ts';
 import { createAuthority, issue } from './cluster/authority.ts';
 import { freePort } from './cluster/ports.ts';
 import { startProcess } from './cluster/processes.ts';
@@ -171,7 +172,8 @@ function whatNext(cluster: Cluster, url: string, calls: readonly string[]): stri
   make demo-down
 
 127.0.0.1:5900 has the screen for a VNC viewer while kubectl port-forward runs.
-${url}/ in a browser shows the HTTP API. Authorize there with the token in ${folder}/tokens/dev.
+${url}/console/ in a browser shows the fleet. Sign in with the token in ${folder}/tokens/dev, or in ${folder}/tokens/admin for all namespaces.
+${url}/ shows the HTTP API. Authorize there with the same token.
 `;
 }
 
@@ -223,6 +225,7 @@ async function startDemoServer(
   cluster: Cluster,
   namespace: string,
 ): Promise<{ readonly url: string; readonly list: string; readonly powerUrl: string }> {
+  await bundleConsole();
   const { url, powerUrl, authority } = await cluster.startServer({ config: { power: { enabled: true } } });
   const path = (name: string) => join(cluster.directory, name);
   await mkdir(path('tokens'), { mode: 0o700 });

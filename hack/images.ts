@@ -13,7 +13,7 @@ import { join, relative } from 'node:path';
 import { parseArgs } from 'node:util';
 import packageJson from '../package.json' with { type: 'json' };
 import { FILES, pathOf } from '../server/documentation.ts';
-import { bundleInto, ENTRY_POINTS } from './bundle.ts';
+import { bundleConsole, bundleInto, ENTRY_POINTS } from './bundle.ts';
 import { run } from './guest/run.ts';
 import { distributionBase } from './images/base.ts';
 import { type Builder, findBuilder } from './images/builder.ts';
@@ -82,6 +82,7 @@ async function makeContext(): Promise<void> {
     .flat()
     .map((name) => [name, ENTRY_POINTS[name]]);
   await bundleInto(CONTEXT, Object.fromEntries(entries), { extension: '.mjs', sourcemap: false });
+  await bundleConsole(join(CONTEXT, 'console'));
   const scripts = (await readdir(RECIPES)).filter((file) => file.endsWith('.sh'));
   for (const script of scripts) {
     await copyFile(join(RECIPES, script), join(CONTEXT, script));

@@ -16,7 +16,7 @@ import { Authorizer } from '../kube/serving/authorization.ts';
 import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
 import { listen, type ListeningServer, type RunningServer } from '../kube/serving/httpserver.ts';
 import { Transport } from '../kube/transport.ts';
-import { addCallers, addChallenges, Callers, WATCHES } from './callers/caller.ts';
+import { addCallers, addChallenges, Callers, PAGE_WATCHES, WATCHES } from './callers/caller.ts';
 import { requireRights } from './own/rights.ts';
 import { addCertificateRoutes, addClusterRoutes, clusterInfo } from './cluster.ts';
 import type { ServerConfig } from './config.ts';
@@ -30,6 +30,8 @@ import { Uploads, UPLOADS } from './images/uploads.ts';
 import { Deploys } from './vms/deploy.ts';
 import { WaitingRequests } from './http/waiting.ts';
 import { createPower } from './power/handler.ts';
+import { addConsolePage } from './console/page.ts';
+import { addConsoleReads, USER_WATCHES } from './console/reads.ts';
 import { addDocumentationRoutes } from './documentation.ts';
 import { addEmulatorRoutes } from './emulators.ts';
 import { addImageCacheRoutes } from './imagecache/routes.ts';
@@ -101,6 +103,7 @@ export async function assemble({
     new WaitingRequests(UPLOADS),
     new WaitingRequests(DOWNLOADS),
     new WaitingRequests(PICTURES),
+    new WaitingRequests(PAGE_WATCHES, USER_WATCHES),
   ] as const;
   addMetrics(app, metrics, () => waiting.size);
   app.addHook('onSend', (_request, reply, _payload, next) => {
@@ -116,7 +119,7 @@ export async function assemble({
   addRoutes(
     app,
     { config, clusterInfo: clusterInfo(config, connection), own, waiting },
-    { deploys, uploads, downloads, pictures: transfers[2] },
+    { deploys, uploads, downloads, pictures: transfers[2], watching: transfers[3] },
   );
   await app.ready();
   const close = async () => {
@@ -212,7 +215,12 @@ function certificateProvider({ http }: ServerConfig): CertificateProvider {
 function addRoutes(
   app: App,
   services: Services,
-  { deploys, pictures, ...transfers }: FileTransfers & VMParts,
+  {
+    deploys,
+    pictures,
+    watching,
+    ...transfers
+  }: FileTransfers & VMParts & { readonly watching: WaitingRequests },
 ): void {
   addClusterRoutes(app, services);
   addCertificateRoutes(app, services);
@@ -229,4 +237,6 @@ function addRoutes(
   addServiceAccountRoutes(app);
   addRoleBindingRoutes(app);
   addDocumentationRoutes(app);
+  addConsolePage(app);
+  addConsoleReads(app, services, watching);
 }

@@ -2,7 +2,7 @@ import { expect, it } from 'vitest';
 import { UNCHECKED_GUEST } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { diagnose, type Seen } from './diagnosis.ts';
+import { diagnose, type Seen } from '../../actions/diagnosis.ts';
 import { formatPage } from './why.ts';
 
 const TIME = '2026-11-23T12:00:00Z';

@@ -2,8 +2,9 @@ import { expect, it } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Event } from '../../kube/core.ts';
 import type { UserCluster } from '../cluster.ts';
-import { diagnose } from './diagnosis.ts';
-import { eventsNamed, formatPage, ownEvents } from './why.ts';
+import { diagnose } from '../../actions/diagnosis.ts';
+import { ownEvents } from '../../actions/events.ts';
+import { eventsNamed, formatPage } from './why.ts';
 
 const CREATED = '2026-11-23T12:00:30Z';
 const VM_OBJECT = { metadata: { name: 'mac', uid: 'new', creationTimestamp: CREATED } } as VM;

@@ -13,7 +13,8 @@ import { findNamed, getNamed } from '../objects/named.ts';
 import { print } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
 import { VM_KIND } from './kind.ts';
-import { diagnose, type Diagnosis, type Seen } from './diagnosis.ts';
+import { diagnose, type Diagnosis, type Seen } from '../../actions/diagnosis.ts';
+import { instantOf, ownEvents, timeOf } from '../../actions/events.ts';
 import { age, aligned, printable } from '../text.ts';
 
 /** Number of Events on the page. More Events would not fit on one page. */
@@ -178,30 +179,4 @@ export async function eventsNamed(
   return (found?.items ?? [])
     .filter(({ regarding }) => /^(VM|Pod)$/.test(regarding.kind ?? ''))
     .sort((a, b) => instantOf(b) - instantOf(a));
-}
-
-/**
- * Returns those of the `events` that belong to this VM and its Pods, in the same order. Other Events in `events` can belong to an earlier
- * VM with the same name. Events of the VM are found by its UID, so a wrong clock of a host does not matter. Each attempt to run the VM has
- * its own Pod, so Events of Pods are found by their time: they are not older than the VM.
- */
-export function ownEvents(events: readonly Event[], { metadata }: VM): Event[] {
-  const created = Date.parse(metadata.creationTimestamp ?? '');
-  return events.filter((event) => {
-    const { kind, uid } = event.regarding;
-    return kind === 'VM' && uid !== undefined ? uid === metadata.uid : instantOf(event) >= created;
-  });
-}
-
-/** Returns the time at which the Event was last observed, in RFC 3339. */
-function timeOf({ eventTime, metadata, series }: Event): string {
-  return series?.lastObservedTime || eventTime || metadata.creationTimestamp || '';
-}
-
-/**
- * Returns the time at which the Event was last observed, in milliseconds since 1970. Times cannot be compared as texts, because creation
- * times have no fractions of a second.
- */
-function instantOf(event: Event): number {
-  return Date.parse(timeOf(event));
 }

@@ -69,6 +69,12 @@ export const WINGS: Readonly<Record<string, Wing>> = {
     content: 'The command `berth`. It talks to the Kubernetes API with the kubeconfig of its user.',
     runs: 'a program of the user',
   },
+  console: {
+    imports: [...SHARED, 'actions'],
+    content:
+      'The page of the HTTP API for people: Preact, plain CSS. `console/model/` decides without a browser, `console/data/` reads, `console/views/` shows. It bundles only pure code of the other folders.',
+    runs: 'a browser; the server serves its bundle',
+  },
   hack: {
     imports: [...SHARED, 'actions', 'operator', 'agent', 'runners', 'server', 'cli'],
     content:
@@ -102,7 +108,8 @@ export const ORDER: Readonly<Record<string, string>> = {
   'agent/network': '. < nat',
   runners: 'config.ts < github < .',
   server:
-    'config.ts < http < dialect callers < own < documentation.ts services.ts < images imagecache power vms < .',
+    'config.ts < http < dialect callers < own < documentation.ts services.ts < images imagecache power vms console < .',
+  console: 'model < data < views < .',
   cli: '. < objects < namespace.ts node.ts image.ts vmconfig.ts < vm imagecache login support < config.ts emulator.ts gitlab.ts pool.ts registry.ts rolebinding.ts secret.ts server.ts serviceaccount.ts program.ts main.ts',
   'hack/cluster': 'processes.ts < toolchain < providers < . < nodes < index.ts',
 };

@@ -25,6 +25,12 @@ const TOKEN_LENGTH = 12_288;
  */
 export const WATCHES = 1_350;
 
+/**
+ * Largest number of watches of consoles at the same time. Each needs a connection of its browser, and most of the connections of this server
+ * are for deployments. An open console has at most four watches.
+ */
+export const PAGE_WATCHES = 360;
+
 /** Client with the rights of a caller. */
 export class CallerClient extends KubeClient {
   /** Signal that aborts when the text of the answer is ready, or when the client has closed the connection. */
@@ -50,11 +56,14 @@ export interface Caller {
   readonly client: CallerClient;
   /** Connections to the API server, only for watches. Each watch has the rights of the caller. */
   readonly watches: Transport;
+  /** Connections for the watches of consoles. Deployments have others, so that neither takes those of the other. */
+  readonly pages: Transport;
 }
 
 export class Callers {
   readonly #transport: Transport;
   readonly #watches: Transport;
+  readonly #pages: Transport;
   readonly #usernames = new Usernames();
 
   /**
@@ -65,6 +74,7 @@ export class Callers {
     const address = { server, serverName, certificateAuthority };
     this.#transport = new Transport(address, { metrics, userAgent: 'berth-server' });
     this.#watches = new Transport(address, { metrics, userAgent: 'berth-server', watches: WATCHES });
+    this.#pages = new Transport(address, { metrics, userAgent: 'berth-server', watches: PAGE_WATCHES });
   }
 
   /**
@@ -79,11 +89,15 @@ export class Callers {
   /** Returns the client and the watches of the caller. @throws StatusError 401 when the request has no bearer token. */
   callerOf(headers: IncomingHttpHeaders, ended: AbortSignal): Caller {
     const token = tokenOf(headers);
-    return { client: this.#client(token, ended), watches: this.#watches.as(token) };
+    return {
+      client: this.#client(token, ended),
+      watches: this.#watches.as(token),
+      pages: this.#pages.as(token),
+    };
   }
 
   async close(): Promise<void> {
-    await Promise.all([this.#transport.close(), this.#watches.close()]);
+    await Promise.all([this.#transport.close(), this.#watches.close(), this.#pages.close()]);
   }
 
   #client(token: string, ended: AbortSignal): CallerClient {

@@ -47,10 +47,13 @@ export class WaitingRequests {
   readonly #waiting = new Map<AbortController, Promise<void>>();
   #isStopping = false;
 
-  /** `limit` is the largest number of requests that wait at the same time. */
-  constructor(limit: number) {
-    this.#users = sharesOf(limit, 'of user');
-    this.#namespaces = sharesOf(limit, 'in namespace');
+  /**
+   * `limit` is the largest number of requests that wait at the same time, and `userLimit` that of one user. By default, it is
+   * {@link SHARE} of `limit`.
+   */
+  constructor(limit: number, userLimit = Math.floor(limit * SHARE)) {
+    this.#users = sharesOf(limit, userLimit, 'of user');
+    this.#namespaces = sharesOf(limit, Math.floor(limit * SHARE), 'in namespace');
   }
 
   /** Number of requests that wait. */
@@ -115,8 +118,7 @@ export class WaitingRequests {
 }
 
 /** `which` is the part of the message that comes before the name of the user or the namespace. */
-function sharesOf(limit: number, which: string): UserShares {
-  const share = Math.floor(limit * SHARE);
+function sharesOf(limit: number, share: number, which: string): UserShares {
   const refuse = (requests: string): StatusError =>
     new StatusError(429, `${requests} are already waiting. Try again later`);
   return new UserShares({

@@ -107,7 +107,9 @@ test('the operator image has ipmitool with its libraries, and the licences of th
   expect(licences.toSorted()).toEqual(packages.toSorted());
 });
 
-test('the operator image has the files of the page of the HTTP API, with their licence', async ({ skip }) => {
+test('the operator image has the files of the pages of the HTTP API, with their licence', async ({
+  skip,
+}) => {
   if (unfit !== undefined) {
     skip(unfit);
   }
@@ -115,6 +117,8 @@ test('the operator image has the files of the page of the HTTP API, with their l
   expect(await readdir(folder)).toEqual(
     expect.arrayContaining(['LICENSE', 'NOTICE', 'package.json', ...Object.keys(FILES)]),
   );
+  const consoleFolder = join(image('operator').root, 'opt', 'berth', 'console');
+  expect((await readdir(consoleFolder)).toSorted()).toEqual(['console.js', 'style.css']);
 });
 
 test('the agent image has the programs that the agent calls', async ({ skip }) => {

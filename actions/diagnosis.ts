@@ -1,7 +1,7 @@
 /** Finds the reason why a VM is not running, from the status of the VM and from related objects. All functions are pure. */
-import { conditionOf } from '../../api/http/conditions.ts';
-import type { StatusCondition } from '../../api/v1alpha1/conditions.ts';
-import type { StoredContent } from '../../api/http/imageitem.ts';
+import { conditionOf } from '../api/http/conditions.ts';
+import type { StatusCondition } from '../api/v1alpha1/conditions.ts';
+import type { StoredContent } from '../api/http/imageitem.ts';
 import {
   classOf,
   isReason,
@@ -11,10 +11,10 @@ import {
   type ReasonClass,
   textsFor,
   UNCHECKED_GUEST,
-} from '../../api/v1alpha1/reasons.ts';
-import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { Node, Pod } from '../../kube/core.ts';
-import { ALL_REFUSED, NONE_ABLE, obstaclesIn } from '../../api/v1alpha1/obstacles.ts';
+} from '../api/v1alpha1/reasons.ts';
+import type { VM } from '../api/v1alpha1/vm.ts';
+import type { Node, Pod } from '../kube/core.ts';
+import { ALL_REFUSED, NONE_ABLE, obstaclesIn } from '../api/v1alpha1/obstacles.ts';
 import { placementAdvice } from './placementadvice.ts';
 
 /** Areas where a problem can occur before a VM runs. A VM passes the areas in this order. */
@@ -117,7 +117,8 @@ function bootNote(vm: VM): string {
     : '';
 }
 
-function phaseOf({ metadata, status = {} }: VM): string {
+/** Returns the phase of a VM. A VM that is being deleted is Terminating. */
+export function phaseOf({ metadata, status = {} }: VM): string {
   return metadata.deletionTimestamp === undefined ? (status.phase ?? 'Pending') : 'Terminating';
 }
 

@@ -1,7 +1,7 @@
 /** Says what to do about a VM that no host can take. All functions are pure. */
-import { HOST_KEY, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
-import { ALL_REFUSED, type Obstacle, obstaclesIn } from '../../api/v1alpha1/obstacles.ts';
-import type { Node, NodeSelectorRequirement, Pod } from '../../kube/core.ts';
+import { HOST_KEY, TAG_LABEL_PREFIX } from '../api/v1alpha1/names.ts';
+import { ALL_REFUSED, type Obstacle, obstaclesIn } from '../api/v1alpha1/obstacles.ts';
+import type { Node, NodeSelectorRequirement, Pod } from '../kube/core.ts';
 
 interface Fleet {
   /** Pod of the VM. Its node affinity contains the requirements of the VM and of its VM config. */

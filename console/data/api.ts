@@ -1,0 +1,94 @@
+/** Requests of the page to its server, with the token of the user. The token is only in the memory of this object. */
+import type { ObjectEvent } from '../model/collection.ts';
+
+/** Refusal of a request, or an answer that is no answer of the server. */
+export class RefusedRequestError extends Error {
+  override readonly name = 'RefusedRequestError';
+  /** HTTP status. */
+  readonly status: number;
+
+  constructor(status: number, message: string) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Largest number of characters of one line of a watch. An object has at most 1.5 MB in etcd. */
+const LINE_CHARACTERS = 16 * 1024 * 1024;
+
+export class Api {
+  readonly #token: string;
+  readonly #onSignedOut: () => void;
+
+  /** `onSignedOut` is called when the server no longer accepts the token. */
+  constructor(token: string, onSignedOut: () => void) {
+    this.#token = token;
+    this.#onSignedOut = onSignedOut;
+  }
+
+  /** Returns the parsed answer. @throws RefusedRequestError when the server refuses, TypeError when it does not answer. */
+  async get<T>(path: string, signal: AbortSignal): Promise<T> {
+    return (await (await this.#fetch(path, { signal })).json()) as T;
+  }
+
+  /** Sends a change. @throws the same errors as {@link get}. */
+  async send(method: 'POST' | 'DELETE', path: string, body?: object): Promise<void> {
+    await this.#fetch(path, {
+      method,
+      ...(body !== undefined && { body: JSON.stringify(body) }),
+    });
+  }
+
+  /** Yields the events of a watch until its end. A line without an end is left out. @throws the same errors as {@link get}. */
+  async *watch<T>(path: string, signal: AbortSignal): AsyncGenerator<ObjectEvent<T>> {
+    const { body } = await this.#fetch(path, { signal });
+    const reader = body?.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = '';
+    for (;;) {
+      const { value, done } = (await reader?.read()) ?? { value: undefined, done: true };
+      if (value === undefined || done) {
+        return;
+      }
+      const lines = (rest + value).split('\n');
+      rest = lines.pop() ?? '';
+      if (rest.length > LINE_CHARACTERS) {
+        throw new RefusedRequestError(502, 'The server sent a line that is too long');
+      }
+      for (const line of lines.filter((one) => one !== '')) {
+        yield JSON.parse(line) as ObjectEvent<T>;
+      }
+    }
+  }
+
+  async #fetch(path: string, { body, ...options }: RequestInit): Promise<Response> {
+    const response = await fetch(path, {
+      ...options,
+      headers: {
+        authorization: `Bearer ${this.#token}`,
+        ...(body !== undefined && { 'content-type': 'application/json' }),
+      },
+      ...(body !== undefined && { body }),
+      cache: 'no-store',
+      credentials: 'omit',
+      redirect: 'error',
+    });
+    if (!response.ok) {
+      if (response.status === 401) {
+        this.#onSignedOut();
+      }
+      throw new RefusedRequestError(response.status, await refusalOf(response));
+    }
+    return response;
+  }
+}
+
+/** Returns the message of a refusal. A proxy before the server can answer with something else than a Status. */
+async function refusalOf(response: Response): Promise<string> {
+  const text = await response.text();
+  try {
+    const { message } = JSON.parse(text) as { message?: unknown };
+    return typeof message === 'string' && message !== '' ? message : response.statusText;
+  } catch {
+    return `The server answers ${response.status} ${response.statusText}`;
+  }
+}

@@ -1,0 +1,45 @@
+/** Hooks that several views use. */
+import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
+import type { RefObject } from 'preact';
+import type { LiveFleet } from '../data/fleet.ts';
+import { type Place, parsePlace } from '../model/place.ts';
+import type { Viewport } from '../model/visible.ts';
+
+/** Renders the view again when the fleet changes, at most once per second. */
+export function useFleet(fleet: LiveFleet): void {
+  const [, render] = useReducer((count: number) => count + 1, 0);
+  useEffect(() => fleet.subscribe(() => render(undefined)), [fleet]);
+}
+
+/** Returns the place in the address, and renders the view again when it changes. */
+export function usePlace(): Place {
+  const [hash, setHash] = useState(location.hash);
+  useEffect(() => {
+    const look = () => setHash(location.hash);
+    addEventListener('hashchange', look);
+    return () => removeEventListener('hashchange', look);
+  }, []);
+  return parsePlace(hash);
+}
+
+/** Returns the visible part of the element, which scrolls its content, and its width in pixels. */
+export function useViewport(): [RefObject<HTMLDivElement | null>, Viewport & { readonly width: number }] {
+  const element = useRef<HTMLDivElement>(null);
+  const [viewport, setViewport] = useState({ top: 0, height: 600, width: 800 });
+  useEffect(() => {
+    const { current } = element;
+    if (current === null) {
+      return undefined;
+    }
+    const look = () =>
+      setViewport({ top: current.scrollTop, height: current.clientHeight, width: current.clientWidth });
+    const observer = new ResizeObserver(look);
+    observer.observe(current);
+    current.addEventListener('scroll', look, { passive: true });
+    return () => {
+      observer.disconnect();
+      current.removeEventListener('scroll', look);
+    };
+  }, []);
+  return [element, viewport];
+}

@@ -1,0 +1,240 @@
+/** The console: its page, and what it can read with the token of a user. */
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { createInterface } from 'node:readline';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { VMS } from '../../api/v1alpha1/resources.ts';
+import { bundleConsole } from '../../hack/bundle.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { sharedCluster } from '../support/cluster.ts';
+import { accountToken } from '../support/members.ts';
+import { HTTPClient } from '../wires/httpapi.ts';
+
+const namespace = `platform-console-${randomBytes(4).toString('hex')}`;
+const OBJECTS = '/console/objects';
+const SCOPE = `namespaces/${namespace}`;
+/** Kinds in a namespace that the console reads. */
+const KINDS = [
+  'vms',
+  'vmconfigs',
+  'vmsnapshots',
+  'vmpools',
+  'images',
+  'isos',
+  'imagecacheentries',
+  'emulators',
+  'runnersets',
+];
+const CLUSTER_WIDE = [...KINDS, 'servers', 'nodes'];
+/** Watches of one user at the same time. */
+const USER_WATCHES = 24;
+
+let cluster: Cluster;
+let server: ServerProcess;
+let api: HTTPClient;
+let member: string;
+let other: string;
+let stranger: string;
+let lead: string;
+
+beforeAll(async () => {
+  cluster = await sharedCluster();
+  await cluster.createNamespace(namespace);
+  await bundleConsole();
+  server = await cluster.startServer({ name: `server-${namespace}` });
+  api = new HTTPClient(server);
+  member = await accountToken(cluster, { namespace, name: 'member' }, { role: 'berth-role-dev' });
+  other = await accountToken(cluster, { namespace, name: 'other' }, { role: 'berth-role-dev' });
+  stranger = await accountToken(cluster, { namespace, name: 'stranger' });
+  lead = await accountToken(cluster, { namespace, name: 'lead' }, { role: 'cluster-admin', in: 'cluster' });
+  const vm = { metadata: { name: 'one', namespace }, spec: { image: 'image' } };
+  await cluster.client().create(VMS, vm);
+  await waitFor('the rights to be known', async () => {
+    const paths = [
+      [`${OBJECTS}/${SCOPE}/vms`, member],
+      [`${OBJECTS}/${SCOPE}/vms`, other],
+      [`${OBJECTS}/nodes`, lead],
+    ] as const;
+    const answers = await Promise.all(paths.map(async ([path, token]) => await api.call(path, { token })));
+    return answers.every(({ status }) => status === 200);
+  });
+});
+
+afterAll(async () => {
+  await api?.close();
+  await server?.process.stop();
+  await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
+  await cluster?.kubectl(['delete', 'clusterrolebinding', `${namespace}-lead`]);
+  await cluster?.disconnect();
+});
+
+it('serves everybody a page that runs no script but its own, in no frame of another site', async () => {
+  const { status, headers, text } = await api.call('/console');
+  expect(status).toBe(200);
+  const policy = String(headers['content-security-policy']);
+  for (const part of [
+    "default-src 'none'",
+    "script-src 'self'",
+    "connect-src 'self'",
+    "frame-ancestors 'none'",
+    "require-trusted-types-for 'script'",
+  ]) {
+    expect(policy).toContain(part);
+  }
+  expect(policy).not.toContain('unsafe');
+  expect(text).not.toMatch(/<script[^>]*>[^<]|<style| on[a-z]+=/);
+  const files = [...text.matchAll(/(?:src|href)="(\/[^"]*)"/g)].map(([, path = '']) => path);
+  expect(files).toHaveLength(2);
+  for (const file of files) {
+    const answer = await api.call(file);
+    expect([file, answer.status, answer.text.length > 1_000]).toEqual([file, 200, true]);
+  }
+});
+
+it.each(CLUSTER_WIDE)('reads %s of the whole cluster for those who may', async (plural) => {
+  const path = `${OBJECTS}/${plural}`;
+  const { status, body } = await api.call(path, { token: lead });
+  expect([status, Array.isArray(body.items), body.resourceVersion]).toEqual([
+    200,
+    true,
+    expect.stringMatching(/^\d+$/),
+  ]);
+  const refused = await api.call(path, { token: member });
+  expect([refused.status, refused.body.reason]).toEqual([403, 'Forbidden']);
+  expect(refused.body.message).toContain(`cannot list resource "${plural}"`);
+  expect((await api.call(path)).status).toBe(401);
+  expect((await api.call(path, { token: 'invented' })).status).toBe(401);
+});
+
+it.each(KINDS)('reads %s of a namespace for its members only', async (plural) => {
+  const path = `${OBJECTS}/${SCOPE}/${plural}`;
+  expect((await api.call(path, { token: member })).status).toBe(200);
+  expect((await api.call(path, { token: stranger })).status).toBe(403);
+  expect((await api.call(`${path}/none`, { token: member })).status).toBe(404);
+  expect((await api.call(`${path}/none`, { token: stranger })).status).toBe(403);
+  expect((await api.call(`/console/watch/${SCOPE}/${plural}?resourceVersion=1`)).status).toBe(401);
+  for (const method of ['POST', 'PUT', 'PATCH', 'DELETE'] as const) {
+    const { status, headers } = await api.call(path, { method, token: lead });
+    expect([method, status, headers['allow']]).toEqual([method, 405, 'GET']);
+  }
+});
+
+it('gives a whole object, without the fields of its managers', async () => {
+  const { body } = await api.call(`${OBJECTS}/${SCOPE}/vms/one`, { token: member });
+  expect(body).toMatchObject({ kind: 'VM', metadata: { name: 'one', namespace }, spec: { image: 'image' } });
+  expect(body.metadata).not.toHaveProperty('managedFields');
+});
+
+it('passes on nothing else', async () => {
+  for (const path of [
+    ...['pods', 'secrets', 'configmaps', 'serviceaccounts', 'events', 'namespaces', 'nodes'].map(
+      (one) => `${OBJECTS}/${SCOPE}/${one}/x`,
+    ),
+    ...['pods', 'secrets', 'configmaps', 'serviceaccounts'].map((one) => `${OBJECTS}/${SCOPE}/${one}`),
+    `${OBJECTS}/secrets`,
+    `${OBJECTS}/events`,
+    `${OBJECTS}/namespaces`,
+    `${OBJECTS}/nodes/x`,
+    `${OBJECTS}/nodes/x/proxy`,
+    `${OBJECTS}/${SCOPE}/vms/one/status`,
+    `${OBJECTS}/${SCOPE}/vms/..%2f..%2fsecrets`,
+    `${OBJECTS}/${SCOPE}/vms/..%2Fsecrets`,
+    `${OBJECTS}/${SCOPE}/vms/%2e%2e`,
+    `${OBJECTS}/${SCOPE}/vms/one%3fwatch=true`,
+    `${OBJECTS}/namespaces/kube-system/vms`,
+    `${OBJECTS}/namespaces/berth-system/vms`,
+    `/console/watch/${SCOPE}/secrets?resourceVersion=1`,
+    `/console/watch/namespaces/kube-system/vms?resourceVersion=1`,
+    '/console/api/v1/secrets',
+    '/console/objects',
+    '/console/console.mjs',
+    '/console/../package.json',
+    '/console/%2e%2e/package.json',
+  ]) {
+    const { status } = await api.call(path, { token: lead });
+    expect([path, status]).toEqual([path, 404]);
+  }
+});
+
+it.each([
+  [`${OBJECTS}/vms?labelSelector=a`, /labelSelector/],
+  [`${OBJECTS}/vms?watch=true`, /watch/],
+  [`${OBJECTS}/vms?continue=${'x'.repeat(5_000)}`, /continue: must have at most 4096/],
+  [`/console/watch/vms`, /resourceVersion: is required/],
+  [`/console/watch/vms?resourceVersion=0x1`, /resourceVersion: must be the resourceVersion of a list/],
+  [`/console/watch/vms?resourceVersion=1&timeoutSeconds=999999`, /timeoutSeconds/],
+  [`${OBJECTS}/${SCOPE}/events`, /regarding: is required/],
+  [`${OBJECTS}/${SCOPE}/events?regarding=a,metadata.name!=b`, /regarding: must be the name of an object/],
+])('refuses %s, and names the mistake', async (path, message) => {
+  const { status, body } = await api.call(path, { token: lead });
+  expect([400, 422]).toContain(status);
+  expect(body.message).toMatch(message);
+});
+
+it('tells who the caller is, and which scope the caller can see', async () => {
+  const session = async (token: string) => (await api.call('/console/session', { token })).body;
+  expect(await session(lead)).toEqual({
+    username: `system:serviceaccount:${namespace}:lead`,
+    defaultNamespace: 'platform-default',
+    mayWatch: { vms: true, hosts: true, servers: true },
+  });
+  expect(await session(member)).toMatchObject({ mayWatch: { vms: false, hosts: false, servers: false } });
+  expect((await api.call('/console/session', { token: 'invented' })).status).toBe(401);
+});
+
+/** Begins a watch at the present state of the VMs. Returns the status, and a function that reads the next event. */
+async function watch(token: string, signal: AbortSignal) {
+  const { body } = await api.call(`${OBJECTS}/${SCOPE}/vms`, { token: member });
+  const path = `/console/watch/${SCOPE}/vms?resourceVersion=${body.resourceVersion}`;
+  const answer = await api.open(path, { token, signal });
+  return { status: answer.statusCode, body: answer.body };
+}
+
+it('shows the changes of a watch at once', async () => {
+  const end = new AbortController();
+  const { status, body } = await watch(other, end.signal);
+  expect(status).toBe(200);
+  body.on('error', () => undefined);
+  const lines = createInterface({ input: body });
+  lines.on('error', () => undefined);
+  // The first line is empty. It comes at once, so that clients know that the watch has begun.
+  expect(await once(lines, 'line')).toEqual(['']);
+  const line = once(lines, 'line');
+  await cluster.client().create(VMS, { metadata: { name: 'two', namespace }, spec: { image: 'image' } });
+  const [text] = (await line) as [string];
+  expect(JSON.parse(text)).toMatchObject({ type: 'ADDED', object: { metadata: { name: 'two' } } });
+  end.abort();
+});
+
+it('refuses a watch to those without the right', async () => {
+  const end = new AbortController();
+  const { status, body } = await watch(stranger, end.signal);
+  expect(status).toBe(403);
+  expect(await body.text()).toContain('cannot watch resource');
+  end.abort();
+});
+
+it('bounds the watches of one user, and leaves room for another one', async () => {
+  const end = new AbortController();
+  const open = await Promise.all(Array.from({ length: USER_WATCHES }, () => watch(member, end.signal)));
+  open.forEach(({ body }) => body.on('error', () => undefined));
+  expect(open.map(({ status }) => status)).toEqual(open.map(() => 200));
+  const refused = await watch(member, end.signal);
+  expect([refused.status, await refused.body.text()]).toEqual([
+    429,
+    expect.stringContaining(`${USER_WATCHES} requests of user system:serviceaccount:${namespace}:member`),
+  ]);
+  const neighbour = await watch(other, end.signal);
+  neighbour.body.on('error', () => undefined);
+  expect(neighbour.status).toBe(200);
+  end.abort();
+  await waitFor('the places to be free', async () => {
+    const again = new AbortController();
+    const { status, body } = await watch(member, again.signal);
+    body.on('error', () => undefined);
+    again.abort();
+    return status === 200;
+  });
+});
