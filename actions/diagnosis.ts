@@ -109,11 +109,11 @@ export function diagnose(seen: Seen): Diagnosis {
     : { ...known, ok: false, message: waitsFor(vm, phase), todo: [patience(phase)] };
 }
 
-/** Returns why a machine booted that could have started from the memory of its image. The text is empty for all other machines. */
+/** Returns why a machine booted that could have started from a saved memory. The text is empty for all other machines. */
 function bootNote(vm: VM): string {
   const warm = conditionOf(vm, 'WarmStart');
   return warm?.status === 'False'
-    ? `. It did not start from the memory of its image: ${warm.message || warm.reason}`
+    ? `. It did not start from the saved memory: ${warm.message || warm.reason}`
     : '';
 }
 

@@ -171,7 +171,7 @@ export interface DiskCopy {
   memory?: MemoryFiles;
 }
 
-/** A snapshot of a machine's disk, which stays with the machine. */
+/** A snapshot of a machine's disk, and perhaps of its memory. It stays with the machine. */
 export interface DiskSnapshot {
   /** RFC 3339 time of the moment that the snapshot shows. */
   takenAt: string;
@@ -179,6 +179,8 @@ export interface DiskSnapshot {
   sizeBytes: number;
   /** Bytes on the disk of the host that only the snapshot needed when it was taken. */
   storageBytes: number;
+  /** Size of the saved memory, and the number of processors. Absent if the snapshot has only the disk. */
+  memory?: { cpu: number; bytes: number };
 }
 
 /** Why a machine does not start from the memory of its image. */
@@ -316,8 +318,9 @@ export interface DriverOfVMs extends Driver {
    */
   resume(folder: MachineFolder, plan: LaunchPlan, signal?: AbortSignal): Promise<void>;
   /**
-   * Starts a machine that has not run since its disk was made, from the memory of the disk's image. The guest continues where it was saved,
-   * and then gets an identity of its own. Resolves when it has one. Until then, the guest has no network.
+   * Starts a machine that has not run since its disk was made or reset, from the memory that belongs to the disk. It is that of the snapshot
+   * to which the disk was reset, or else `memory`, that of the disk's image. The guest continues where it was saved, and is renewed. A guest
+   * of an image also gets an identity of its own. Resolves when all this is done. Until then, the guest has no network.
    *
    * @throws WarmStartRefused when the memory does not fit the machine, or the guest did not get its identity. The machine is then as before
    * the call.
@@ -325,7 +328,7 @@ export interface DriverOfVMs extends Driver {
   startFromMemory(
     folder: MachineFolder,
     plan: VmLaunchPlan,
-    memory: MemoryFiles,
+    memory: MemoryFiles | undefined,
     signal?: AbortSignal,
   ): Promise<void>;
   /**
@@ -345,9 +348,16 @@ export interface DriverOfVMs extends Driver {
    * a snapshot with this uid already, nothing is done. The promise resolves with the facts of the snapshot. Other calls can overlap as with
    * {@link copyDisk}.
    *
+   * With `memory`, the snapshot also has the memory of the running machine. The guest is paused until its memory is in a file.
+   *
    * @throws ReasonedError when no snapshot was taken; the signal's reason when it aborted.
    */
-  takeSnapshot(folder: MachineFolder, uid: string, signal: AbortSignal): Promise<DiskSnapshot>;
+  takeSnapshot(
+    folder: MachineFolder,
+    uid: string,
+    signal: AbortSignal,
+    options?: { memory: boolean },
+  ): Promise<DiskSnapshot>;
   /** Removes all snapshots of the machine but those with these uids. */
   keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>): Promise<void>;
   /**

@@ -109,8 +109,10 @@ export interface MachineRecord {
   running: boolean;
   /** Whether the machine has run at least once. */
   everRan: boolean;
-  /** Whether the disk is as its image has it, because no guest has run on it. */
+  /** Whether the disk is as its image or its snapshot has it, because no guest has run on it. */
   fresh?: boolean;
+  /** Whether the fresh disk is that of a snapshot with memory. */
+  hasSnapshotMemory?: boolean;
   /** How the guest on the present disk began. Undefined until then, and if the image has no memory. */
   warmStart?: WarmStart | undefined;
   /**

@@ -154,9 +154,12 @@ export function surplusSnapshots(
   return known.filter(({ uid }) => !snapshots.some((one) => one.uid === uid));
 }
 
-/** Returns true if the host has the snapshot. */
-export function hasSnapshot({ snapshots = [] }: Readonly<MachineRecord>, uid: string): boolean {
-  return snapshots.some((one) => one.uid === uid && one.taken !== undefined);
+/** Returns the facts of a snapshot that the host has; undefined if it does not have it. */
+export function takenSnapshot(
+  { snapshots = [] }: Readonly<MachineRecord>,
+  uid: string,
+): SnapshotRecord['taken'] {
+  return snapshots.find((one) => one.uid === uid)?.taken;
 }
 
 /**
@@ -272,7 +275,8 @@ function towards(situation: Situation, desired: Desired, now: number): MachineSt
   const { record, state } = situation;
   if (isPending(desired.revertRequestedAt, record.revertedAt)) {
     // If the host lacks the snapshot, the step fails and says so. The machine must not be ended for that.
-    const isPossible = desired.revertTo === undefined || hasSnapshot(record, desired.revertTo);
+    const isPossible =
+      desired.revertTo === undefined || takenSnapshot(record, desired.revertTo) !== undefined;
     return isAlive(state) && isPossible
       ? { kind: 'stop', graceMilliseconds: 0, isDiscarded: true }
       : { kind: 'revert' };

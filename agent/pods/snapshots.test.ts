@@ -7,12 +7,14 @@ import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { SNAPSHOT_LIMIT } from '../../api/v1alpha1/names.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { machineDocument } from '../../test/fixtures/machines.ts';
-import type { DiskSnapshot, MachineState } from '../drivers/driver.ts';
+import type { DiskSnapshot, LaunchPlan, MachineState } from '../drivers/driver.ts';
+import { driverOfVM } from '../drivers/hostdrivers.ts';
 import type { PodHost } from './host.ts';
 import { type MachineOperation, type MachineRecord, newRecord, newRuntime, type Runtime } from './machine.ts';
 import { isObsolete, plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
 import { STEPS } from './steps.ts';
+import { startMachine } from './warmstart.ts';
 
 const MACHINE = machineDocument({ namespace: 'ns', name: 'x', uid: 'vm' });
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
@@ -97,8 +99,13 @@ describe('a step of snapshots', () => {
     onTestFinished(() => rmSync(directory, { recursive: true }));
     [asked, error] = [[], undefined];
     const driver = {
-      takeSnapshot: async (_folder: unknown, uid: string) => {
-        asked.push(uid);
+      takeSnapshot: async (
+        _folder: unknown,
+        uid: string,
+        _signal: unknown,
+        { memory }: { memory: boolean },
+      ) => {
+        asked.push(memory ? `${uid} with memory` : uid);
         if (error !== undefined) {
           throw error;
         }
@@ -114,7 +121,7 @@ describe('a step of snapshots', () => {
       logger: pino({ level: 'silent' }),
       events: { event: () => undefined },
     };
-    host = { ...parts, event: () => undefined } as unknown as PodHost;
+    host = { ...parts, disk: { roomBytes: 2 ** 40 }, event: () => undefined } as unknown as PodHost;
     runtime = newRuntime(recordWith(), directory);
   });
 
@@ -159,6 +166,54 @@ describe('a step of snapshots', () => {
     await run('snapshot', { snapshots: [...full.map(({ uid }) => ({ uid, name: uid })), A] });
     expect(asked).toEqual([]);
     expect(runtime.record.snapshots?.at(-1)?.failure?.reason).toBe('TooManySnapshots');
+  });
+
+  it('keeps the memory on request, if the host has room and the guest can be renewed', async () => {
+    const snapshots = [{ ...A, memory: true as const }];
+    await run('snapshot', { snapshots });
+    expect(asked).toEqual(['a with memory']);
+    const refusal = async (change: object, roomBytes: number): Promise<string | undefined> => {
+      runtime = newRuntime(recordWith({ machine: { ...MACHINE, ...change } }), '/none');
+      Object.assign(host, { disk: { roomBytes } });
+      await run('snapshot', { snapshots });
+      expect(runtime.record.snapshots?.[0]?.failure?.reason).toBe('MemoryNotSaved');
+      return runtime.record.snapshots?.[0]?.failure?.message;
+    };
+    expect(await refusal({ os: 'Windows' }, 2 ** 40)).toContain('Windows');
+    expect(await refusal({}, 1)).toContain('images.minimumFree');
+    expect(asked).toEqual(['a with memory']);
+  });
+
+  it('starts from the memory of the snapshot after a revert to it, and boots after a revert to another', async () => {
+    const memory = { cpu: 1, bytes: 1 };
+    const warmStart = { reason: 'Renewed' } as const;
+    runtime = newRuntime(
+      recordWith({
+        warmStart,
+        snapshots: [
+          { uid: 'a', taken: { ...TAKEN, memory } },
+          { uid: 'b', taken: TAKEN },
+        ],
+      }),
+      '/none',
+    );
+    Object.assign(driverOfVM(host, runtime.record), {
+      startFromMemory: async (...parameters: unknown[]) =>
+        void asked.push(`from memory ${String(parameters[2])}`),
+      start: async () => void asked.push('boot'),
+    });
+    const start = async (change: Partial<MachineRecord> = {}) => {
+      Object.assign(runtime.record, change);
+      const operation = { abort: new AbortController() } as MachineOperation;
+      return await startMachine(host, runtime, {} as LaunchPlan, operation);
+    };
+    await run('revert', { revertRequestedAt: '1', revertTo: 'a' });
+    expect(runtime.record.warmStart).toBeUndefined();
+    expect(await start()).toEqual(warmStart);
+    expect(await start({ machine: { ...MACHINE, start: 'Cold' } })).toMatchObject({ reason: 'ColdWanted' });
+    await run('revert', { revertRequestedAt: '2', revertTo: 'b' });
+    expect(await start()).toBeUndefined();
+    expect(asked).toEqual(['revert a', 'from memory undefined', 'boot', 'revert b', 'boot']);
   });
 
   it('reverts to no snapshot that the host does not have', async () => {

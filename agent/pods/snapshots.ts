@@ -1,19 +1,28 @@
 /** The steps that take and remove snapshots of a machine's disk, one snapshot at a time. */
 import { Gauge, type Registry } from 'prom-client';
+import type { WantedSnapshot } from '../../api/v1alpha1/machine.ts';
 import { SNAPSHOT_LIMIT } from '../../api/v1alpha1/names.ts';
 import { type Reason, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { DiskSnapshot } from '../drivers/driver.ts';
 import { driverOfVM } from '../drivers/hostdrivers.ts';
 import { type PodHost, tell, warn } from './host.ts';
-import { type MachineOperation, type MachineRecord, needed, type Runtime } from './machine.ts';
+import {
+  type MachineOperation,
+  type MachineRecord,
+  needed,
+  type Runtime,
+  suspendedBytes,
+} from './machine.ts';
 import { nextSnapshot, surplusSnapshots } from './plan.ts';
 import type { RecordStore } from './records.ts';
 
 /** Number of attempts to take a snapshot. The waits between them take 7 s in total, and then the moment of the request is long over. */
 const SNAPSHOT_ATTEMPTS = 4;
 /** Reasons for which another attempt would fail, too. */
-const FINAL_REASONS: ReadonlySet<Reason> = new Set(['NoDisk', 'TooManySnapshots']);
+const FINAL_REASONS: ReadonlySet<Reason> = new Set(['NoDisk', 'TooManySnapshots', 'MemoryNotSaved']);
+/** Copies of the memory on the disk while a snapshot keeps it: the stream, and the files that are made of it. */
+const MEMORY_COPIES = 2;
 
 /** Takes the next snapshot. After the last attempt, its failure is recorded, and the machine goes on without it. */
 export async function takeSnapshot(
@@ -29,7 +38,7 @@ export async function takeSnapshot(
   const { uid, name } = wanted;
   const known = record.snapshots ?? [];
   try {
-    const taken = await takeOne(host, runtime, uid, operation.abort.signal);
+    const taken = await takeOne(host, runtime, wanted, operation.abort.signal);
     host.records.update(record, { snapshots: [...known, { uid, taken }] });
     tell(host, record, 'SnapshotTaken', 'Snapshot', `The snapshot ${name} was taken`);
   } catch (error) {
@@ -46,13 +55,33 @@ export async function takeSnapshot(
 async function takeOne(
   host: PodHost,
   { record, folder }: Runtime,
-  uid: string,
+  { uid, memory: wanted }: WantedSnapshot,
   signal: AbortSignal,
 ): Promise<DiskSnapshot> {
   if (takenUids(record).length >= SNAPSHOT_LIMIT) {
     throw new ReasonedError('TooManySnapshots', `The VM has ${SNAPSHOT_LIMIT} snapshots already`);
   }
-  return await driverOfVM(host, record).takeSnapshot(folder, uid, signal);
+  const memory = wanted === true;
+  if (memory) {
+    requireMemory(host, record);
+  }
+  return await driverOfVM(host, record).takeSnapshot(folder, uid, signal, { memory });
+}
+
+/** Checks what the driver does not know. @throws ReasonedError `MemoryNotSaved` when the memory of the machine cannot be kept. */
+function requireMemory({ disk }: Pick<PodHost, 'disk'>, record: Readonly<MachineRecord>): void {
+  const { os = 'Linux' } = record.machine ?? {};
+  if (os !== 'Linux') {
+    const message = `A guest with ${os} cannot be renewed after a revert. Take a snapshot without the memory`;
+    throw new ReasonedError('MemoryNotSaved', message);
+  }
+  const neededBytes = MEMORY_COPIES * suspendedBytes(record);
+  if (neededBytes > disk.roomBytes) {
+    throw new ReasonedError(
+      'MemoryNotSaved',
+      `The memory needs ${neededBytes} bytes of disk beside images.minimumFree, and the host has fewer`,
+    );
+  }
 }
 
 /** Returns the uids of the snapshots that the host has. */

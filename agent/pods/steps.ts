@@ -34,7 +34,7 @@ import {
   type Runtime,
 } from './machine.ts';
 import { connect } from './network.ts';
-import { offChange, wantsOff, hasSnapshot } from './plan.ts';
+import { offChange, takenSnapshot, wantsOff } from './plan.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
 import { startMachine } from './warmstart.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
@@ -259,11 +259,15 @@ async function revert(
   operation: MachineOperation,
 ): Promise<void> {
   const { revertRequestedAt: revertedAt, revertTo } = needed(operation.desired);
-  if (revertTo !== undefined && !hasSnapshot(record, revertTo)) {
+  const snapshot = revertTo === undefined ? undefined : takenSnapshot(record, revertTo);
+  if (revertTo !== undefined && snapshot === undefined) {
     throw new ReasonedError('SnapshotNotFound', 'The host does not have the snapshot in revertTo');
   }
   await driverOfVM(host, record).revert(folder, machinePlan(host, record, operation), record.base, revertTo);
-  host.records.update(record, { revertedAt, end: undefined, fresh: revertTo === undefined });
+  const hasSnapshotMemory = snapshot?.memory !== undefined;
+  const fresh = revertTo === undefined || hasSnapshotMemory;
+  const began = { warmStart: undefined, fresh, hasSnapshotMemory };
+  host.records.update(record, { revertedAt, end: undefined, ...began });
   const message =
     revertTo === undefined
       ? 'The disk was reset to the content that it had when the machine was made'

@@ -1,5 +1,5 @@
 /**
- * Starts a machine, from the memory of its image if that is possible, and else from its disk. Both give the same machine. So whatever prevents
+ * Starts a machine, from the memory of its image or of the snapshot to which it was reset if that is possible, and else from its disk. Both give the same machine. So whatever prevents
  * the first is no failure, and only the condition `berth.dev/WarmStart` of the Pod tells it.
  */
 import { type LaunchPlan, type VmLaunchPlan, WarmStartRefused } from '../drivers/driver.ts';
@@ -28,16 +28,17 @@ export async function startMachine(
   return outcome;
 }
 
-/** Starts the machine from the memory of its image. Returns why not if it does not start from it; undefined if there is no memory. */
+/** Starts the machine from the memory that fits its fresh disk. Returns why not if it does not start from it; undefined if there is no memory. */
 async function startWarm(
   host: PodHost,
   { record, folder }: Pick<Runtime, 'record' | 'folder'>,
   plan: LaunchPlan,
   signal: AbortSignal,
 ): Promise<WarmStart | undefined> {
-  const obstacle = obstacleOf(record);
-  const memory = record.base?.memory;
-  if (memory === undefined || obstacle !== undefined) {
+  const isSnapshot = record.hasSnapshotMemory === true;
+  const obstacle = isSnapshot ? coldWanted(record) : obstacleOf(record);
+  const memory = isSnapshot ? undefined : record.base?.memory;
+  if (obstacle !== undefined || (memory === undefined && !isSnapshot)) {
     return obstacle;
   }
   try {
@@ -52,7 +53,8 @@ async function startWarm(
 }
 
 /** Returns why a machine whose image has memory boots from its disk; undefined if it can start from memory, or its image has no memory. */
-function obstacleOf({ base, machine }: Readonly<MachineRecord>): WarmStart | undefined {
+function obstacleOf(record: Readonly<MachineRecord>): WarmStart | undefined {
+  const { base, machine } = record;
   if (base?.untrustedMemory === true) {
     return {
       reason: 'MemoryNotTrusted',
@@ -62,8 +64,9 @@ function obstacleOf({ base, machine }: Readonly<MachineRecord>): WarmStart | und
   if (base?.memory === undefined || machine === undefined) {
     return undefined;
   }
-  if (machine.start === 'Cold') {
-    return { reason: 'ColdWanted', message: 'The VM has start: Cold' };
+  const wanted = coldWanted(record);
+  if (wanted !== undefined) {
+    return wanted;
   }
   if (machine.userData !== undefined || machine.userDataSecretRef !== undefined) {
     return {
@@ -72,4 +75,9 @@ function obstacleOf({ base, machine }: Readonly<MachineRecord>): WarmStart | und
     };
   }
   return undefined;
+}
+
+/** Returns why the machine boots if its VM asks for it. A guest of a snapshot has read its user data already, so they are no obstacle. */
+function coldWanted({ machine }: Readonly<MachineRecord>): WarmStart | undefined {
+  return machine?.start === 'Cold' ? { reason: 'ColdWanted', message: 'The VM has start: Cold' } : undefined;
 }

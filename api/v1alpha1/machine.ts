@@ -138,8 +138,12 @@ export function displayOf({
     : { width, height, dpi };
 }
 
-/** One snapshot of the VM. Its name is for messages. */
-const wantedSnapshotSchema = z.object({ uid: z.string(), name: z.string() });
+/** One snapshot of the VM. Its name is for messages. With `memory`, the host also keeps the memory of the running machine. */
+const wantedSnapshotSchema = z.object({
+  uid: z.string(),
+  name: z.string(),
+  memory: z.literal(true).optional(),
+});
 export type WantedSnapshot = z.infer<typeof wantedSnapshotSchema>;
 
 /**
@@ -289,6 +293,8 @@ export function parseDocument(text: string | undefined): unknown {
   return text === undefined ? undefined : undefinedIfSync(isRefused, () => parseJson(text, DOCUMENT_LIMITS));
 }
 
+/** Largest number of processors that a host reports. A VM has fewer. */
+const LARGEST_CPU = 1_024;
 /** Largest length of a Kubernetes uid, in characters. */
 const UID_LENGTH = 64;
 /** Largest length of the message about a snapshot that was not taken, in characters. Sixteen of them fit into the message of a condition. */
@@ -304,6 +310,13 @@ const snapshotReportSchema = z.object({
   sizeBytes: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
   /** Space on the disk of the host that the snapshot needed when it was taken, in bytes. */
   storageBytes: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
+  /** The memory, if the snapshot has it. */
+  memory: reported(
+    z.object({
+      cpu: z.number().int().min(1).max(LARGEST_CPU),
+      bytes: z.number().int().min(0).max(Number.MAX_SAFE_INTEGER),
+    }),
+  ),
   failure: reported(z.object({ reason: z.string().max(UID_LENGTH), message: z.string() })),
 });
 export type SnapshotReport = z.infer<typeof snapshotReportSchema>;

@@ -149,8 +149,8 @@ export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
  */
 export const USER_DATA_CONDITION = 'berth.dev/UserData';
 /**
- * Condition of a machine's Pod. Its status tells whether the machine started from the memory of its image. The condition is absent if the
- * image has no memory. Its reason is a {@link WarmStartReason}.
+ * Condition of a machine's Pod. Its status tells whether the machine started from the memory of its image, or of the snapshot to which it was
+ * reset. The condition is absent if they have no memory. Its reason is a {@link WarmStartReason}.
  */
 export const WARM_START_CONDITION = 'berth.dev/WarmStart';
 /**

@@ -1,4 +1,4 @@
-/** VMSnapshot: the disk of a VM as it was at one moment. */
+/** VMSnapshot: the disk of a VM as it was at one moment, and its memory on request. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import {
@@ -11,7 +11,7 @@ import {
   selectable,
   wide,
 } from './kind.ts';
-import { documented, immutable, LABEL, report, text, timestamp } from './schema.ts';
+import { count, documented, immutable, LABEL, report, text, timestamp } from './schema.ts';
 
 const vmSnapshotSpecSchema = z
   .object({
@@ -20,8 +20,15 @@ const vmSnapshotSpecSchema = z
       63,
       LABEL,
     ),
+    memory: z
+      .boolean()
+      .meta({
+        description:
+          'Whether the memory of the running VM is kept, too. A VM that is reset to the snapshot then continues from this memory instead of booting. Immutable.',
+      })
+      .optional(),
   })
-  .meta(documented('Desired snapshot.', ...immutable('vmName')));
+  .meta(documented('Desired snapshot.', ...immutable('vmName', 'memory')));
 export type VMSnapshotSpec = z.infer<typeof vmSnapshotSpecSchema>;
 
 export const vmSnapshotStatusSchema = z
@@ -45,6 +52,16 @@ export const vmSnapshotStatusSchema = z
       'Space on the disk of the host that only the snapshot needed when it was taken, as a quantity.',
       32,
     ).optional(),
+    memory: z
+      .object({
+        size: report(
+          'Size of the memory, as a quantity. The VM must have this size to continue from it.',
+          32,
+        ),
+        cpu: count('Number of virtual processors. The VM must have as many to continue from the memory.'),
+      })
+      .meta({ description: 'Memory of the VM at that moment. Absent if only the disk is kept.' })
+      .optional(),
     failure: z
       .object({
         reason: report('Reason of the failure, as one word that programs can read.', 1024),
@@ -72,6 +89,7 @@ export const VM_SNAPSHOT_KIND: KindContent = {
     AGE_COLUMN,
     wide(column('Size', '.status.size', 'Size of the disk.')),
     wide(column('Storage', '.status.storageSize', 'Space on the host for the snapshot.')),
+    wide(column('Memory', '.status.memory.size', 'Size of the memory, if it is kept.')),
     wide(column('Consistency', '.status.consistency', 'State of the file systems in the snapshot.')),
     wide(conditionColumn('Message', 'Ready', 'message')),
   ],

@@ -4,12 +4,18 @@ import { notReadyMessage, notReadyReason } from '../../api/http/conditions.ts';
 import { VM_SNAPSHOTS } from '../../api/v1alpha1/resources.ts';
 import type { VMSnapshot } from '../../api/v1alpha1/vmsnapshot.ts';
 import { withCluster } from '../cluster.ts';
+import { BooleanFlag } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import { createdSentence, createNamed } from '../objects/create.ts';
 import { type NounKind, report } from '../objects/kind.ts';
 import { addCommonVerbs } from '../objects/verbs.ts';
 import type { Terminal } from '../terminal.ts';
 import { age } from '../text.ts';
+
+interface CreateFlags {
+  readonly vm: string;
+  readonly memory?: boolean | undefined;
+}
 
 export function addSnapshotCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, SNAPSHOT_KIND);
@@ -18,8 +24,11 @@ export function addSnapshotCommands(noun: Command, terminal: Terminal): void {
     .description('Keep the disk of a VM as it is now. The VM runs on')
     .argument('<name>', 'name of the snapshot')
     .requiredOption('--vm <name>', 'VM whose disk is kept')
-    .action(async (name: string, { vm }: { vm: string }, command: Command) => {
-      await create(terminal, command.optsWithGlobals<Globals>(), { name, vm });
+    .addOption(
+      new BooleanFlag('--memory', 'also keep the memory of the running VM, from which it continues later'),
+    )
+    .action(async (name: string, { vm, memory }: CreateFlags, command: Command) => {
+      await create(terminal, command.optsWithGlobals<Globals>(), { name, vm, memory });
     });
 }
 
@@ -35,6 +44,7 @@ const SNAPSHOT_KIND: NounKind<VMSnapshot> = {
     { header: 'SIZE', value: ({ status }) => status?.size },
     { header: 'AGE', value: ({ metadata }) => age(metadata.creationTimestamp) },
     { header: 'STORAGE', value: ({ status }) => status?.storageSize, isWide: true },
+    { header: 'MEMORY', value: ({ status }) => status?.memory?.size, isWide: true },
     { header: 'CONSISTENCY', value: ({ status }) => status?.consistency, isWide: true },
     { header: 'MESSAGE', value: notReadyMessage, isWide: true },
   ],
@@ -45,6 +55,7 @@ const SNAPSHOT_KIND: NounKind<VMSnapshot> = {
     takenAt: status.takenAt,
     size: status.size,
     storageSize: status.storageSize,
+    memorySize: status.memory?.size,
     consistency: status.consistency,
   }),
   isShared: false,
@@ -54,11 +65,11 @@ const SNAPSHOT_KIND: NounKind<VMSnapshot> = {
 async function create(
   terminal: Terminal,
   globals: Globals,
-  { name, vm: vmName }: { name: string; vm: string },
+  { name, vm: vmName, memory }: CreateFlags & { readonly name: string },
 ): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
-    const snapshot = { metadata: { name, namespace: cluster.namespace }, spec: { vmName } };
+    const snapshot = { metadata: { name, namespace: cluster.namespace }, spec: { vmName, memory } };
     const objects = [await createNamed(cluster, VM_SNAPSHOTS, snapshot, { signal })];
     const sentence = createdSentence(SNAPSHOT_KIND);
     await report(terminal, globals, { kind: SNAPSHOT_KIND, objects, sentence });

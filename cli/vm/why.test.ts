@@ -78,7 +78,7 @@ it('says why a machine booted, although its image has memory', () => {
   };
   expect(headOf('True')).toBe('VM mac runs. Nothing is wrong');
   expect(headOf('False')).toBe(
-    'VM mac runs. Nothing is wrong. It did not start from the memory of its image: as told',
+    'VM mac runs. Nothing is wrong. It did not start from the saved memory: as told',
   );
 });
 

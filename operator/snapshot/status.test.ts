@@ -108,6 +108,20 @@ describe('a snapshot', () => {
     },
   );
 
+  it('shows the memory that its host has kept, and says if it was to have memory and has none', () => {
+    const wanted = snapshot({ vmUID: 'vm' });
+    const asked = { ...wanted, spec: { ...wanted.spec, memory: true } };
+    const memory = { cpu: 2, bytes: 2 ** 30 };
+    const kept = snapshotStatus(observed({ snapshot: asked, pod: podOf('vm', { ...TAKEN, memory }) }));
+    expect(kept).toMatchObject({ phase: 'Ready', memory: { cpu: 2, size: '1Gi' } });
+    expect(conditionIn(kept, 'Ready')?.message).toBe('The host has the snapshot');
+    const without = snapshotStatus(observed({ snapshot: asked, pod: podOf('vm', TAKEN) }));
+    expect(conditionIn(without, 'Ready')).toMatchObject({
+      status: 'True',
+      message: 'The snapshot has no memory. A VM that is reset to it boots from its disk',
+    });
+  });
+
   const taken = snapshot({ vmUID: 'vm', takenAt: TAKEN.takenAt });
   const failed = (reason: string): VM => ({
     ...VM_X,

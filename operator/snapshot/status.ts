@@ -24,7 +24,10 @@ export interface ObservedSnapshot {
 }
 
 /** Facts that are written once. */
-type Facts = Pick<VMSnapshotStatus, 'vmUID' | 'takenAt' | 'consistency' | 'size' | 'storageSize' | 'failure'>;
+type Facts = Pick<
+  VMSnapshotStatus,
+  'vmUID' | 'takenAt' | 'consistency' | 'size' | 'storageSize' | 'memory' | 'failure'
+>;
 
 interface Summary {
   readonly phase: 'Pending' | 'Saving' | 'Ready' | 'Failed';
@@ -60,8 +63,8 @@ function drafts({ phase, reason, message }: Summary): ConditionDraft[] {
 }
 
 function gatherFacts(observed: ObservedSnapshot): Facts {
-  const { vmUID, takenAt, consistency, size, storageSize, failure } = observed.snapshot.status ?? {};
-  const stored = { vmUID, takenAt, consistency, size, storageSize, failure };
+  const { vmUID, takenAt, consistency, size, storageSize, memory, failure } = observed.snapshot.status ?? {};
+  const stored = { vmUID, takenAt, consistency, size, storageSize, memory, failure };
   if (takenAt !== undefined || failure !== undefined) {
     return stored;
   }
@@ -75,12 +78,19 @@ function gatherFacts(observed: ObservedSnapshot): Facts {
   return { ...owned, failure: why && { ...why, time: timestamp(observed.now) } };
 }
 
-function takenFacts({ takenAt, consistency, sizeBytes, storageBytes }: SnapshotReport): Partial<Facts> {
+function takenFacts({
+  takenAt,
+  consistency,
+  sizeBytes,
+  storageBytes,
+  memory,
+}: SnapshotReport): Partial<Facts> {
   return {
     takenAt,
     consistency,
     size: sizeBytes === undefined ? undefined : formatQuantity(sizeBytes),
     storageSize: storageBytes === undefined ? undefined : formatQuantity(storageBytes),
+    memory: memory && { size: formatQuantity(memory.bytes), cpu: memory.cpu },
   };
 }
 
@@ -131,7 +141,8 @@ function isSurplus({ snapshot, siblings }: ObservedSnapshot, vm: VM): boolean {
   return !wantedSnapshots({ vm, snapshots: [...others, owned] }).some((one) => one.uid === uid);
 }
 
-function summarize(observed: ObservedSnapshot, { vmUID, takenAt, failure }: Facts): Summary {
+function summarize(observed: ObservedSnapshot, facts: Facts): Summary {
+  const { vmUID, takenAt, failure } = facts;
   const { vm, snapshot } = observed;
   const { vmName } = snapshot.spec;
   if (failure !== undefined) {
@@ -142,7 +153,7 @@ function summarize(observed: ObservedSnapshot, { vmUID, takenAt, failure }: Fact
     };
   }
   if (takenAt !== undefined) {
-    return summarizeTaken({ ...observed, snapshot: { ...snapshot, status: { vmUID, takenAt } } });
+    return summarizeTaken({ ...observed, snapshot: { ...snapshot, status: facts } });
   }
   if (vmUID === undefined) {
     return { phase: 'Pending', reason: 'VMNotFound', message: `There is no VM ${vmName}` };
@@ -160,6 +171,13 @@ function summarizeTaken({ snapshot, vm, pod }: ObservedSnapshot): Summary {
   }
   const loss = snapshotLoss(snapshot, { vm, pod });
   return loss === undefined
-    ? { phase: 'Ready', reason: 'SnapshotTaken', message: '' }
+    ? { phase: 'Ready', reason: 'SnapshotTaken', message: withoutMemory(snapshot) }
     : { phase: 'Failed', reason: 'SnapshotLost', message: loss };
+}
+
+/** Returns a text about a snapshot that was to have memory, but has none, because its host does not know how. */
+function withoutMemory({ spec, status }: Readonly<VMSnapshot>): string {
+  return spec.memory === true && status?.memory === undefined
+    ? 'The snapshot has no memory. A VM that is reset to it boots from its disk'
+    : '';
 }

@@ -45,6 +45,15 @@ describe('the snapshots that a host must have', () => {
     expect(names).toEqual(['taken', 'old', 'new']);
   });
 
+  it('say whether the memory is kept, too', () => {
+    const plain = snapshot('plain', TAKEN);
+    const memory = { ...snapshot('with', TAKEN), spec: { vmName: 'x', memory: true } };
+    expect(desiredDisk(observed({}, { snapshots: [plain, memory] })).snapshots).toEqual([
+      { uid: 'plain-uid', name: 'plain' },
+      { uid: 'with-uid', name: 'with', memory: true },
+    ]);
+  });
+
   it('are not mentioned for a VM that never had one, and are none after the last one is gone', () => {
     expect(desiredDisk(observed({})).snapshots).toBeUndefined();
     const pod = podWith({ snapshots: [{ uid: 'gone-uid', name: 'gone' }] });

@@ -132,7 +132,11 @@ export function wantedSnapshots({
     .filter((one) => belongsTo(one, vm) && isWanted(one))
     .toSorted((one, other) => rank(one).localeCompare(rank(other)))
     .slice(0, SNAPSHOT_LIMIT)
-    .map(({ metadata: { uid = '', name } }) => ({ uid, name }));
+    .map(({ metadata: { uid = '', name }, spec: { memory } }) => ({
+      uid,
+      name,
+      ...(memory === true && { memory }),
+    }));
 }
 
 function isWanted({ metadata, status }: Readonly<VMSnapshot>): boolean {

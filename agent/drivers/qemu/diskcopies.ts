@@ -18,14 +18,15 @@ import type { MachineContext } from './launch.ts';
 import {
   dropImageMemory,
   makeStreamFolder,
+  NOT_FROZEN,
   preparedDisk,
   prepareImage,
   removeMemoryFiles,
   requireSavable,
+  requireStartable,
   saveStream,
 } from './imagememory.ts';
 import type { QemuMachine } from './machine.ts';
-import { requireSafe } from './memorykey.ts';
 import type { HostPlatforms } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
 import {
@@ -45,9 +46,6 @@ const TIDY_INTERVAL_MILLISECONDS = 30_000;
  * work that a hostile guest can cause. The requests come about 30 s apart, so a slow guest has about five minutes to confirm one.
  */
 const THAW_LIMIT = 10;
-
-const NOT_FROZEN =
-  'The memory of the VM cannot be saved, because no guest agent froze its file systems. Install qemu-guest-agent in the guest and start it';
 
 /** Reasons of errors that tell exactly why there is no copy. */
 const EXACT_REASONS: ReadonlySet<string> = new Set(['MemoryNotSaved', 'SaveHookFailed', 'SnapshotNotFound']);
@@ -134,7 +132,10 @@ export class DiskCopies {
    * Runs `work`, which takes a snapshot of the disk, when all earlier work is done. An interruption of copies ends it, too. What it leaves
    * after a failure is removed as that of a copy.
    */
-  async runSnapshot<T>(signal: AbortSignal, work: (freezing: Freezing) => Promise<T>): Promise<T> {
+  async runSnapshot<T>(
+    signal: AbortSignal,
+    work: (freezing: Freezing, signal: AbortSignal) => Promise<T>,
+  ): Promise<T> {
     const interruption = new AbortController();
     const either = AbortSignal.any([signal, interruption.signal]);
     const snapshot = this.exclusively(async () => {
@@ -143,7 +144,7 @@ export class DiskCopies {
         await this.tidy();
         this.#tidied = false;
         await this.#note({});
-        return await work(async (agent, take) => await this.#whileFrozen(agent, either, take));
+        return await work(async (agent, take) => await this.#whileFrozen(agent, either, take), either);
       } finally {
         this.#copying = false;
         await this.#tidyOrLog();
@@ -291,22 +292,11 @@ export class DiskCopies {
     runAs: RunAs | undefined,
   ): Promise<() => Promise<void>> {
     const { memoryBytes } = requireSavable(file);
-    await this.#requireStartable(file);
+    requireStartable(await this.#platforms.of(file.architecture), this.#context);
     await makeStreamFolder(this.#folder, this.#context);
     const { state } = this.#machine;
     const save = async () => await saveStream(this.#folder, { memoryBytes, runAs, qmp, file, state });
     return async () => await this.#machine.whileSaving(save);
-  }
-
-  /** Checks that this host can start machines from memory. @throws ReasonedError when it cannot, because then nothing proves the image. */
-  async #requireStartable({ architecture }: MachineFile): Promise<void> {
-    try {
-      requireSafe(await this.#platforms.of(architecture), {}, this.#context.ownRoot !== undefined);
-    } catch (error) {
-      throw new ReasonedError('MemoryNotSaved', `The host cannot start from memory. ${messageOf(error)}`, {
-        cause: error,
-      });
-    }
   }
 
   async #prepareImage(

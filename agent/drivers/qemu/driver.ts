@@ -45,11 +45,11 @@ import type { MachineContext } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { requireSafe, requireSame } from './memorykey.ts';
 import { type GuestPlatform, HostPlatforms } from './platform.ts';
-import { identityOf, type Renewed, renewGuest } from './renewal.ts';
+import { type GuestIdentity, identityOf, type Renewed, renewGuest, sameIdentity } from './renewal.ts';
 import { findMachines, readMachineFile, requireMachineFile, diskFile, layersFrom } from './state.ts';
 import { MachineStreams } from './streams.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { MachineLayers, requireSnapshot } from './layers.ts';
+import { MachineLayers, requireSnapshot, snapshotMemory } from './layers.ts';
 
 /** Largest error of the clock after a start from memory. A larger error is corrected when the machine already runs. */
 const LATE_CLOCK_MILLISECONDS = 1_000;
@@ -75,6 +75,13 @@ interface Held {
   streams: MachineStreams;
   guest: MachineGuest;
   dpi: DisplayDpi;
+}
+
+interface StartFromMemory {
+  plan: VmLaunchPlan;
+  memory: MemoryFiles;
+  platform: GuestPlatform;
+  identity: GuestIdentity;
 }
 
 export class QemuDriver implements DriverOfVMs {
@@ -145,7 +152,7 @@ export class QemuDriver implements DriverOfVMs {
   async startFromMemory(
     folder: MachineFolder,
     plan: VmLaunchPlan,
-    memory: MemoryFiles,
+    ofImage: MemoryFiles | undefined,
     signal?: AbortSignal,
   ): Promise<void> {
     const copies = this.#of(folder).copies;
@@ -153,18 +160,21 @@ export class QemuDriver implements DriverOfVMs {
       await copies.tidy();
       const state = await requireMachineFile(folder.path);
       const platform = await this.#platforms.of(state.architecture);
+      const ofSnapshot = snapshotMemory(folder, state);
+      const memory = requireMemory(ofSnapshot ?? ofImage);
+      const identity = ofSnapshot === undefined ? identityOf(plan) : sameIdentity(plan);
       await requireSame({ uid: folder.uid, plan: this.#owned(plan), state, platform }, memory);
       requireSafe(platform, memory, this.#context.ownRoot !== undefined);
       await requireMemoryFiles(memory);
       await this.#dropHalfRenewed(folder, platform);
       await requireFresh(folder);
-      await this.#startFromMemory(folder, { plan: this.#owned(plan), memory, platform }, signal);
+      await this.#startFromMemory(folder, { plan: this.#owned(plan), memory, platform, identity }, signal);
     }, signal);
   }
 
   async #startFromMemory(
     folder: MachineFolder,
-    { plan, memory, platform }: { plan: VmLaunchPlan; memory: MemoryFiles; platform: GuestPlatform },
+    { plan, memory, platform, identity }: StartFromMemory,
     signal: AbortSignal | undefined,
   ): Promise<void> {
     const { machine, guest } = this.#of(folder);
@@ -173,7 +183,7 @@ export class QemuDriver implements DriverOfVMs {
     const note = (step: string) => void (milliseconds[step] = Math.round(performance.now() - began));
     const { accelerator } = platform;
     const renew = async ({ guestAgent }: Hypervisor): Promise<Renewed> =>
-      await renewGuest(guestAgent, identityOf(plan), {
+      await renewGuest(guestAgent, identity, {
         accelerator,
         signal,
         onAnswer: () => note('answered'),
@@ -193,7 +203,7 @@ export class QemuDriver implements DriverOfVMs {
     const { uid } = folder;
     this.#context.logger.info(
       { uid, accelerator, milliseconds },
-      'A guest continues from the memory of its image',
+      'A guest continues from the memory of its image or snapshot',
     );
     void this.#completeRenewal(guest, renewed);
   }
@@ -292,16 +302,28 @@ export class QemuDriver implements DriverOfVMs {
     });
   }
 
-  async takeSnapshot(folder: MachineFolder, uid: string, signal: AbortSignal): Promise<DiskSnapshot> {
+  async takeSnapshot(
+    folder: MachineFolder,
+    uid: string,
+    signal: AbortSignal,
+    { memory }: { memory: boolean } = { memory: false },
+  ): Promise<DiskSnapshot> {
     const { copies, layers } = this.#of(folder);
     try {
-      return await copies.runSnapshot(signal, async (freezing) => await layers.take(uid, freezing));
+      return await copies.runSnapshot(signal, async (freezing, either) => {
+        const platform = memory ? await this.#platformOf(folder) : undefined;
+        return await layers.take(uid, { freezing, platform, signal: either });
+      });
     } catch (error) {
       if (signal.aborted || error instanceof ReasonedError) {
         throw error;
       }
       throw new ReasonedError('SnapshotNotTaken', messageOf(error));
     }
+  }
+
+  async #platformOf({ path }: MachineFolder): Promise<GuestPlatform> {
+    return await this.#platforms.of((await requireMachineFile(path)).architecture);
   }
 
   async keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>): Promise<void> {
@@ -436,6 +458,13 @@ export class QemuDriver implements DriverOfVMs {
   #owned<Plan extends VmPlan>(plan: Plan): Plan {
     return { ...plan, runAs: processUser(this.#context.isRoot, plan.runAs) };
   }
+}
+
+function requireMemory(memory: MemoryFiles | undefined): MemoryFiles {
+  if (memory === undefined) {
+    throw new WarmStartRefused('NotSupported', 'The host no longer has the memory of the snapshot');
+  }
+  return memory;
 }
 
 /**

@@ -4,29 +4,29 @@
  * and prepares itself. Its memory and the state of its devices become two files of the image. Later machines share the memory until they write to
  * it. A second clone proves the image.
  */
-import { chmod, chown, copyFile, mkdir, rename, rm, stat } from 'node:fs/promises';
+import { chmod, chown, copyFile, mkdir, rename, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
-import { removeTrees } from '../../../base/files.ts';
+import { removeTrees, sync } from '../../../base/files.ts';
 import { timestamp } from '../../../base/time.ts';
 import type { MemoryFiles } from '../../disks/disk.ts';
 import { createQcow2 } from '../../disks/qemuimg.ts';
 import { killByArgument } from '../../processes/process.ts';
 import { type MachineFolder, WarmStartRefused } from '../driver.ts';
 import { processMark } from './arguments.ts';
-import { makeVariables, newGeneration } from './files.ts';
-import { goOn } from './hypervisor.ts';
+import { makeVariables, newGeneration, wholeSectors } from './files.ts';
+import { goOn, type Hypervisor } from './hypervisor.ts';
 import type { MachineContext, MachineStart } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { saveMemory } from './memory.ts';
-import { memoryKey } from './memorykey.ts';
+import { memoryKey, requireSafe } from './memorykey.ts';
 import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
 import { renewGuest } from './renewal.ts';
 import { prepareGuest } from './savehooks.ts';
 import { prepareSnapshot, takeSnapshot } from './snapshot.ts';
-import { FILES, type MachineFile, type QemuState } from './state.ts';
+import { FILES, type LayerMemory, type MachineFile, type QemuState } from './state.ts';
 
 const STREAM = 'stream';
 /** Folder of the clone that proves the image, in the folder of the other clone. */
@@ -36,6 +36,9 @@ const PROOF_NAME = 'berth-proof';
 const PROOF_MAC = '02:00:00:00:00:01';
 /** Network interface of a clone. The kernel of the host puts a number in place of `%d`. */
 const INTERFACE = 'berthm%d';
+/** Message for a guest that cannot be renewed after a start from its memory. */
+export const NOT_FROZEN =
+  'The memory of the VM cannot be saved, because no guest agent froze its file systems. Install qemu-guest-agent in the guest and start it';
 /** Files of an image's memory can be read by root alone, and nobody writes to them. */
 const FILE_MODE = 0o400;
 /** The hypervisor of a clone is not root when it connects to the socket for the state, so it must be able to enter its folder. */
@@ -81,16 +84,85 @@ interface Saving extends Pick<Launched, 'memoryBytes' | 'runAs'> {
 
 /** Pauses the guest, writes its memory as a stream, takes a snapshot of its disk, and lets the guest continue. */
 export async function saveStream(
-  { path }: MachineFolder,
+  folder: MachineFolder,
   { qmp, file, state, memoryBytes, runAs }: Saving,
+): Promise<void> {
+  await whilePaused(qmp, state, async () => {
+    await writeStream(folder, qmp, memoryBytes);
+    await takeSnapshot(qmp, await prepareSnapshot(qmp, folder.path, { file, runAs, afterStream: true }));
+  });
+}
+
+/** Runs `work` while the guest is paused, and lets the guest continue, also after an error. */
+export async function whilePaused(
+  qmp: QmpConnection,
+  state: QemuState,
+  work: () => Promise<void>,
 ): Promise<void> {
   await qmp.execute('stop');
   try {
-    await saveMemory(path, qmp, memoryBytes, { file: join(FILES.imageMemory, STREAM) });
-    await takeSnapshot(qmp, await prepareSnapshot(qmp, path, { file, runAs, afterStream: true }));
+    await work();
   } finally {
     await goOn(qmp, state);
   }
+}
+
+/** Writes the memory of a paused guest as a stream into the folder of {@link makeStreamFolder}. */
+export async function writeStream(
+  { path }: MachineFolder,
+  qmp: QmpConnection,
+  memoryBytes: number,
+): Promise<void> {
+  await saveMemory(path, qmp, memoryBytes, { file: join(FILES.imageMemory, STREAM) });
+}
+
+/** Checks that this host can start machines from memory. @throws ReasonedError `MemoryNotSaved` when it cannot, because a save is in vain then. */
+export function requireStartable(
+  platform: GuestPlatform,
+  { ownRoot }: Pick<MachineContext, 'ownRoot'>,
+): void {
+  try {
+    requireSafe(platform, {}, ownRoot !== undefined);
+  } catch (error) {
+    throw new ReasonedError('MemoryNotSaved', `The host cannot start from memory. ${messageOf(error)}`, {
+      cause: error,
+    });
+  }
+}
+
+/**
+ * Makes the files of a snapshot's memory from the stream, with these names in the machine's folder. Another process reads the stream, and its
+ * guest does not run. So the memory fits the disk of the moment at which the stream was written. Returns the files with all that a later start
+ * from them must have in common with the machine.
+ *
+ * @throws ReasonedError `MemoryNotSaved`; the signal's reason when the signal aborts.
+ */
+export async function convertStream(
+  folder: MachineFolder,
+  {
+    file,
+    platform,
+    files,
+    signal,
+  }: Pick<Preparation, 'file' | 'platform' | 'signal'> & { files: MemoryNames },
+  context: MachineContext,
+): Promise<Omit<LayerMemory, 'savedAt'>> {
+  const own = folderOf(folder);
+  const launched = requireSavable(file);
+  const made = { ram: join(own.path, 'ram'), state: join(own.path, 'state') };
+  await copySeed(folder, own, launched);
+  await named('The memory of the VM was not kept', signal, async () => {
+    // The process has a disk of the same size, because the guest knows it. Nobody reads it.
+    await writeFile(preparedDisk(folder), '');
+    await truncate(preparedDisk(folder), wholeSectors(file.diskBytes ?? 0));
+    await readStream(own, { file, platform, signal }, { launched, made, context });
+  });
+  for (const name of ['ram', 'state'] as const) {
+    await rename(made[name], join(folder.path, files[name]));
+  }
+  await sync(folder.path);
+  const { cpu, memoryBytes } = launched;
+  return { ...files, cpu, memoryBytes, key: await keyOf(own, file, platform) };
 }
 
 /** Makes the folder in which {@link saveStream} writes the stream. Removes what an earlier save has left. */
@@ -106,6 +178,9 @@ export async function makeStreamFolder(
 interface ImageFiles extends Pick<MemoryFiles, 'ram' | 'state'> {
   disk: string;
 }
+
+/** Names of the files of a snapshot's memory. */
+type MemoryNames = Pick<LayerMemory, 'ram' | 'state'>;
 
 interface Preparation {
   /** State file of the saved machine. */
@@ -138,10 +213,7 @@ export async function prepareImage(
   const { file, platform, files, savedAt, signal, onStep } = preparation;
   const own = folderOf(folder);
   const launched = requireSavable(file);
-  const { seed, cpu, memoryBytes, runAs, accelerator } = launched;
-  for (const name of [seed?.disk, seed?.ignition].filter((one) => one !== undefined)) {
-    await copyFile(join(folder.path, name), join(own.path, name));
-  }
+  await copySeed(folder, own, launched);
   const made = { disk: preparedDisk(folder), ram: join(own.path, 'ram'), state: join(own.path, 'state') };
   onStep?.('A clone of the VM without a network runs the save hooks');
   await named('A clone of the VM was not prepared', signal, async () => {
@@ -154,11 +226,25 @@ export async function prepareImage(
   for (const name of ['ram', 'state', 'disk'] as const) {
     await rename(made[name], files[name]);
   }
+  const { cpu, memoryBytes } = launched;
+  const key = await keyOf(own, file, platform);
+  return { ram: files.ram, state: files.state, cpu, memoryBytes, key, savedAt: timestamp(savedAt) };
+}
+
+/** Returns the key of the memory of a machine with this state file. */
+async function keyOf({ uid }: MachineFolder, file: MachineFile, platform: GuestPlatform): Promise<string> {
+  const launched = requireSavable(file);
+  const { cpu, memoryBytes, runAs, accelerator } = launched;
   const sizes = { cpu, memoryBytes, runAs, incoming: false };
   const started = { ...platform, accelerator };
-  const plan = planOf(launched);
-  const key = await memoryKey({ uid: own.uid, plan, state: file, platform: started, ...sizes });
-  return { ram: files.ram, state: files.state, cpu, memoryBytes, key, savedAt: timestamp(savedAt) };
+  return await memoryKey({ uid, plan: planOf(launched), state: file, platform: started, ...sizes });
+}
+
+/** Copies the files of a machine's seed, which its clone must have, too. */
+async function copySeed(from: MachineFolder, to: MachineFolder, { seed }: Launched): Promise<void> {
+  for (const name of [seed?.disk, seed?.ignition].filter((one) => one !== undefined)) {
+    await copyFile(join(from.path, name), join(to.path, name));
+  }
 }
 
 /** Runs one part of the work. Its errors get the beginning `what`. */
@@ -182,10 +268,25 @@ interface Clones {
 }
 
 /** Runs the clone from the stream. Its memory and its disk are in the files `made` afterwards. */
-async function runClone(
+async function runClone(own: MachineFolder, preparation: Preparation, clones: Clones): Promise<void> {
+  const { signal } = preparation;
+  await readStream(
+    own,
+    preparation,
+    clones,
+    async ({ guestAgent }) => await prepareGuest(guestAgent, signal),
+  );
+  if (clones.context.isRoot) {
+    await chown(clones.made.disk, 0, 0);
+  }
+}
+
+/** Reads the stream in another process, and writes its memory into the files `made`. The guest runs only for `prepare`. */
+async function readStream(
   own: MachineFolder,
-  { file, platform, signal }: Preparation,
-  { launched, made, context }: Clones,
+  { file, platform, signal }: Pick<Preparation, 'file' | 'platform' | 'signal'>,
+  { launched, made, context }: Omit<Clones, 'made'> & { made: Pick<ImageFiles, 'ram' | 'state'> },
+  prepare?: (hypervisor: Hypervisor) => Promise<void>,
 ): Promise<void> {
   await makeVariables(own, platform);
   await withMachine(own, context, async (machine) => {
@@ -196,16 +297,13 @@ async function runClone(
       stream,
       ram: made.ram,
       state: made.state,
-      prepare: async ({ guestAgent }) => await prepareGuest(guestAgent, signal),
+      ...(prepare && { prepare }),
       signal,
     });
     await rm(stream);
   });
   for (const path of [made.ram, made.state]) {
     await chmod(path, FILE_MODE);
-  }
-  if (context.isRoot) {
-    await chown(made.disk, 0, 0);
   }
 }
 
@@ -221,10 +319,8 @@ async function prove(
   await makeVariables(proof, platform);
   const { diskBytes = 0 } = file;
   await createQcow2(join(proof.path, FILES.disk), diskBytes, base);
-  const { seed, accelerator, devices } = launched;
-  for (const name of [seed?.disk, seed?.ignition].filter((one) => one !== undefined)) {
-    await copyFile(join(own.path, name), join(proof.path, name));
-  }
+  const { accelerator, devices } = launched;
+  await copySeed(own, proof, launched);
   await withMachine(proof, context, async (machine) => {
     await machine.state.replace({ ...stillOf(file, platform), base });
     await requireMemoryFiles({ ...made, memoryBytes: launched.memoryBytes });

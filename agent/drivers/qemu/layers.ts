@@ -1,31 +1,54 @@
 /**
- * Keeps snapshots of one machine's disk. A snapshot freezes the file of the disk as a layer, and the guest writes to a new file above it from
+ * Keeps snapshots of one machine's disk, and of its memory on request. A snapshot freezes the file of the disk as a layer, and the guest writes to a new file above it from
  * then on. So a snapshot takes milliseconds and no space at first, whatever the size of the disk. A revert makes a new file above the layer of
  * the snapshot. Layers without a snapshot stay as long as the disk or another layer is above them.
+ *
+ * The memory of a snapshot is a pair of files beside its layer, as an image has them. The guest is paused while its memory is written as a
+ * stream. Another process then makes the files of the stream, without a run of the guest.
  */
 import { randomBytes } from 'node:crypto';
 import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { messageOf } from '../../../base/errors.ts';
 import { timestamp } from '../../../base/time.ts';
-import type { BaseImage } from '../../disks/disk.ts';
+import type { BaseImage, MemoryFiles } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import { processUser } from '../../processes/users.ts';
-import type { DiskSnapshot, MachineFolder, MachineState, VmPlan } from '../driver.ts';
+import { type DiskSnapshot, type MachineFolder, type MachineState, type VmPlan } from '../driver.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { diskBytesOf, giveDisk, keepVariables, makeOverlay, newGeneration, remakeFiles } from './files.ts';
-import type { Freezing } from './guestagent.ts';
+import { type Freezing, hasGuestAgent } from './guestagent.ts';
+import type { Hypervisor } from './hypervisor.ts';
+import {
+  convertStream,
+  makeStreamFolder,
+  NOT_FROZEN,
+  requireSavable,
+  requireStartable,
+  whilePaused,
+  writeStream,
+} from './imagememory.ts';
 import type { MachineContext } from './launch.ts';
 import type { QemuMachine } from './machine.ts';
 import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
+import { requireRenewable } from './renewal.ts';
 import { isOverlaid, type Overlay, putOverlay } from './snapshot.ts';
-import { diskFile, type Layer, layersFrom, type MachineFile, type QemuState } from './state.ts';
+import {
+  diskFile,
+  type Layer,
+  type LayerMemory,
+  layersFrom,
+  type MachineFile,
+  type QemuState,
+} from './state.ts';
 
 /** Number of random bytes in the id of a layer. A machine has at most some tens of layers at a time. */
 const ID_BYTES = 4;
 /** Names of files that {@link MachineLayers} makes, and the first name of a disk. */
-const OWN_FILE = /^(?:disk(?:-[0-9a-f]{8})?\.qcow2|variables-[0-9a-f]{8}\.fd)$/;
+const OWN_FILE =
+  /^(?:disk(?:-[0-9a-f]{8})?\.qcow2|variables-[0-9a-f]{8}\.fd|memory-[0-9a-f]{8}\.(?:ram|state))$/;
 /**
  * Largest number of layers under a disk. There can be more layers than snapshots, because a deleted snapshot's layer stays under the disk. Each
  * layer costs memory of the hypervisor, and a read of old content asks them one after the other.
@@ -34,6 +57,18 @@ const DEPTH_LIMIT = 32;
 
 /** The values with which a machine's disk gets a new file. */
 type DiskChange = Pick<MachineFile, 'disk' | 'parent' | 'layers'>;
+
+/** How a snapshot is taken. */
+interface Taking {
+  /** Freezes the guest's file systems. */
+  freezing: Freezing;
+  signal: AbortSignal;
+  /** Set if the memory is saved, too. */
+  platform?: GuestPlatform | undefined;
+}
+
+/** What a snapshot of a running machine has. */
+type Taken = Pick<DiskSnapshot, 'takenAt' | 'consistency'> & { memory?: LayerMemory };
 
 export class MachineLayers {
   readonly #folder: MachineFolder;
@@ -48,11 +83,10 @@ export class MachineLayers {
 
   /**
    * Takes a snapshot. If the machine has a complete one with this uid, returns that one. Call this function while nobody else uses the disk.
-   * `freezing` freezes the guest's file systems.
    *
-   * @throws Error with the reason why not. The disk is then as before.
+   * @throws Error with the reason why not. The disk has the same content then.
    */
-  async take(uid: string, freezing: Freezing): Promise<DiskSnapshot> {
+  async take(uid: string, taking: Taking): Promise<DiskSnapshot> {
     const state = await this.#machine.inspect();
     const file = await this.#machine.state.read();
     const known = file && layerOf(file, uid);
@@ -60,6 +94,9 @@ export class MachineLayers {
       return snapshotOf(known);
     }
     const { diskBytes, ...rest } = requireDisk(file);
+    if (taking.platform !== undefined) {
+      await this.#requireMemory(state, rest, { ...taking, platform: taking.platform });
+    }
     const id = randomBytes(ID_BYTES).toString('hex');
     const overlay = { file: `disk-${id}.qcow2`, node: `disk-${id}` };
     const layer = { id, file: diskFile(rest), parent: rest.parent, diskBytes };
@@ -71,11 +108,11 @@ export class MachineLayers {
       layers: [...(rest.layers ?? []), { ...layer, variables }],
     };
     await this.#makeFile({ ...rest, diskBytes, ...change });
-    const taken =
+    const taken: Taken =
       state.kind === 'running'
-        ? await this.#takeRunning(change, overlay, freezing)
+        ? await this.#takeRunning(change, overlay, taking)
         : { takenAt: timestamp(Date.now()), consistency: stillConsistency(state) };
-    const storageBytes = await allocatedBytes(join(this.#folder.path, layer.file));
+    const storageBytes = await this.#allocated(layer.file, taken.memory?.ram, taken.memory?.state);
     const completed = { ...layer, variables, snapshot: { uid, ...taken, storageBytes } };
     await this.#machine.state.change(({ layers = [] }) => ({
       ...(state.kind !== 'running' && change),
@@ -85,25 +122,74 @@ export class MachineLayers {
   }
 
   async #takeRunning(
-    change: DiskChange,
+    change: DiskChange & { parent: string },
     overlay: Overlay,
-    freezing: Freezing,
-  ): Promise<Pick<DiskSnapshot, 'takenAt' | 'consistency'>> {
+    { freezing, platform, signal }: Taking,
+  ): Promise<Taken> {
     const hypervisor = await this.#machine.required();
     const qmp = await hypervisor.qmp();
+    const before = await requireState(this.#machine.state);
     let takenAt = '';
-    const { frozen } = await freezing(hypervisor.guestAgent, async () => {
+    const { frozen, confirmed } = await freezing(hypervisor.guestAgent, async () => {
       takenAt = timestamp(Date.now());
-      const { disk, parent, node } = await requireState(this.#machine.state);
-      const file = await this.#machine.state.update({
-        ...change,
-        node: overlay.node,
-        switching: { disk, parent, node },
-      });
-      await putOverlay(qmp, { ...file, node }, overlay);
-      await this.#machine.state.update({ switching: undefined });
+      const switchDisk = async () => await this.#switchDisk(qmp, change, overlay);
+      await (platform === undefined ? switchDisk() : this.#withStream(qmp, before, switchDisk));
     });
-    return { takenAt, consistency: frozen ? 'FileSystem' : 'Crash' };
+    const consistency = frozen ? 'FileSystem' : 'Crash';
+    if (platform === undefined) {
+      return { takenAt, consistency };
+    }
+    if (!confirmed) {
+      throw new ReasonedError('MemoryNotSaved', NOT_FROZEN);
+    }
+    const files = { ram: `memory-${change.parent}.ram`, state: `memory-${change.parent}.state` };
+    const conversion = { file: before, platform, files, signal };
+    const memory = await convertStream(this.#folder, conversion, this.#context);
+    return { takenAt, consistency, memory: { ...memory, savedAt: takenAt } };
+  }
+
+  /** Lets the guest write to the new file from now on. */
+  async #switchDisk(qmp: QmpConnection, change: DiskChange, overlay: Overlay): Promise<void> {
+    const { disk, parent, node } = await requireState(this.#machine.state);
+    const file = await this.#machine.state.update({
+      ...change,
+      node: overlay.node,
+      switching: { disk, parent, node },
+    });
+    await putOverlay(qmp, { ...file, node }, overlay);
+    await this.#machine.state.update({ switching: undefined });
+  }
+
+  /** Pauses the guest, and writes its memory as a stream. The disk changes in the same pause, before the hypervisor gives it up for the stream. */
+  async #withStream(qmp: QmpConnection, file: MachineFile, switchDisk: () => Promise<void>): Promise<void> {
+    const { memoryBytes } = requireSavable(file);
+    await makeStreamFolder(this.#folder, this.#context);
+    const work = async (): Promise<void> => {
+      await switchDisk();
+      await writeStream(this.#folder, qmp, memoryBytes);
+    };
+    await this.#machine.whileSaving(async () => await whilePaused(qmp, this.#machine.state, work));
+  }
+
+  /** Checks what can be known before the guest is paused. @throws ReasonedError `MemoryNotSaved` when its memory cannot be kept. */
+  async #requireMemory(
+    state: MachineState,
+    file: MachineFile,
+    { platform, signal }: Taking & { platform: GuestPlatform },
+  ): Promise<void> {
+    if (state.kind !== 'running') {
+      throw new ReasonedError(
+        'MemoryNotSaved',
+        'The VM does not run, so it has no memory to save. Start the VM',
+      );
+    }
+    const { accelerator } = requireSavable(file);
+    requireStartable(platform, this.#context);
+    const hypervisor = await this.#machine.required();
+    if (!(await hasGuestAgent(await hypervisor.qmp()))) {
+      throw new ReasonedError('MemoryNotSaved', NOT_FROZEN);
+    }
+    await requireRenewed(hypervisor, { accelerator, signal });
   }
 
   /**
@@ -131,8 +217,8 @@ export class MachineLayers {
     if (plan.runAs !== undefined) {
       await giveDisk(this.#folder.path, plan.runAs, diskFile(next));
     }
-    // Only a new disk of the image fits the memory of the image.
-    const fresh = layer === undefined ? true : undefined;
+    // Only a new disk fits the memory of the image or of the snapshot.
+    const fresh = layer === undefined || layer.snapshot?.memory !== undefined ? true : undefined;
     const generation = newGeneration(platform.architecture);
     await this.#machine.state.update({ ...change, fresh, generation, renewing: undefined });
     await this.#sweep();
@@ -142,6 +228,13 @@ export class MachineLayers {
   async keepOnly(uids: ReadonlySet<string>): Promise<void> {
     await this.#machine.state.change((file) => ({ layers: neededLayers(file, uids) }));
     await this.#sweep();
+  }
+
+  /** Returns the bytes that these files need on the disk. */
+  async #allocated(...names: readonly (string | undefined)[]): Promise<number> {
+    const paths = names.filter((name) => name !== undefined).map((name) => join(this.#folder.path, name));
+    const sizes = await Promise.all(paths.map(async (path) => await allocatedBytes(path)));
+    return sizes.reduce((sum, bytes) => sum + bytes, 0);
   }
 
   /** Makes the new file of the disk, and gives it to the machine's user, whose hypervisor opens it. */
@@ -171,7 +264,12 @@ export class MachineLayers {
     const file = await requireState(this.#machine.state);
     const named = new Set([
       diskFile(file),
-      ...(file.layers ?? []).flatMap((layer) => [layer.file, layer.variables]),
+      ...(file.layers ?? []).flatMap(({ file: disk, variables, snapshot }) => [
+        disk,
+        variables,
+        snapshot?.memory?.ram,
+        snapshot?.memory?.state,
+      ]),
     ]);
     for (const name of await readdir(path)) {
       if (OWN_FILE.test(name) && !named.has(name)) {
@@ -236,8 +334,40 @@ function layerOf({ layers = [] }: Pick<MachineFile, 'layers'>, uid: string): Lay
 }
 
 function snapshotOf({ snapshot, diskBytes }: Layer): DiskSnapshot {
-  const { takenAt, consistency, storageBytes } = requireValue(snapshot);
-  return { takenAt, consistency, sizeBytes: diskBytes, storageBytes };
+  const { takenAt, consistency, storageBytes, memory } = requireValue(snapshot);
+  return {
+    takenAt,
+    consistency,
+    sizeBytes: diskBytes,
+    storageBytes,
+    ...(memory && { memory: { cpu: memory.cpu, bytes: memory.memoryBytes } }),
+  };
+}
+
+/**
+ * Returns the memory of the snapshot on which the disk is directly. The result is undefined if the disk is on no snapshot, or on one without
+ * memory.
+ */
+export function snapshotMemory(
+  { path }: MachineFolder,
+  { layers = [], parent }: Pick<MachineFile, 'layers' | 'parent'>,
+): MemoryFiles | undefined {
+  const memory = layers.find(({ id }) => id === parent)?.snapshot?.memory;
+  return memory && { ...memory, ram: join(path, memory.ram), state: join(path, memory.state) };
+}
+
+/** @throws ReasonedError `MemoryNotSaved` when the guest could not be renewed after a revert. */
+async function requireRenewed(
+  { guestAgent }: Hypervisor,
+  options: { accelerator: string; signal: AbortSignal },
+): Promise<void> {
+  try {
+    await requireRenewable(guestAgent, options);
+  } catch (error) {
+    options.signal.throwIfAborted();
+    const message = `The guest could not be renewed after a revert: ${messageOf(error)}`;
+    throw new ReasonedError('MemoryNotSaved', message, { cause: error });
+  }
 }
 
 function requireValue<T>(value: T | undefined): T {

@@ -52,7 +52,8 @@ interface WarmStartOptions<T> {
 /** Paths of the stream that is read and of the files that are written, and the work between. */
 interface PreparationOptions extends Pick<MemoryFiles, 'ram' | 'state'> {
   stream: string;
-  prepare: (hypervisor: Hypervisor) => Promise<void>;
+  /** Called while the guest runs. If absent, the guest does not run at all. */
+  prepare?: (hypervisor: Hypervisor) => Promise<void>;
   signal: AbortSignal;
 }
 
@@ -117,7 +118,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
   }
 
   /**
-   * Starts the machine from the memory of its image, and runs `renew` while the guest runs without a network. The machine counts as renewing
+   * Starts the machine from a saved memory, and runs `renew` while the guest runs without a network. The machine counts as renewing
    * until `renew` has succeeded. Before, the disk gets the size of the plan, which the guest sees at once. Calls `note` with the name of each
    * step that has ended. Returns the result of `renew`. After an error, no process is left.
    */
@@ -156,8 +157,8 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
 
   /**
    * Lets the guest of a stream run without a network, calls `prepare`, and ends the machine. What is left is a file with the memory and a file
-   * with the state of the devices, of the moment at which `prepare` has ended. The machine is one of its own. `plan` and the state file have the
-   * values of the machine of the stream.
+   * with the state of the devices, of the moment at which `prepare` has ended. Without `prepare`, it is the moment of the stream. The machine is
+   * one of its own. `plan` and the state file have the values of the machine of the stream.
    */
   async prepareMemory(
     plan: MachineStart['plan'],
@@ -170,10 +171,12 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
       const file = { path: ram, isShared: true };
       const qmp = await this.#bringUp({ plan, platform, incoming: true, memory: file });
       await restoreMemory(path, qmp, plan.memoryBytes, { file: stream });
-      await qmp.execute('set_link', { name: NETWORK, up: false });
-      await qmp.execute('cont');
-      await prepare(await this.required());
-      await qmp.execute('stop');
+      if (prepare !== undefined) {
+        await qmp.execute('set_link', { name: NETWORK, up: false });
+        await qmp.execute('cont');
+        await prepare(await this.required());
+        await qmp.execute('stop');
+      }
       await saveMemory(path, qmp, plan.memoryBytes, { file: state, ignoresFile: true });
       await quit(await this.required(), this.#context.logger);
       await this.forgetProcess();

@@ -2,6 +2,9 @@
  * Gives a guest an identity of its own after a start from the memory of an image. Without this, all guests of the image would be the same
  * computer: equal random numbers, machine ID, host name, SSH host keys and MAC address. The guest agent runs one script in the guest. The
  * values come on the script's standard input, because all users of a guest can see the arguments of a process.
+ *
+ * A guest that continues from a snapshot of itself keeps its names and keys. It needs the rest of the renewal, because it has seen this moment
+ * before: its random numbers would repeat, its clock is late, and its lease can be over.
  */
 import { randomBytes } from 'node:crypto';
 import { pause } from '../../../base/time.ts';
@@ -46,6 +49,7 @@ elif command -v python3 >/dev/null; then python3 -c 'import fcntl; fcntl.ioctl(0
 elif [ -x /etc/berth/reseed ]; then /etc/berth/reseed </dev/urandom
 else echo 'The kernel has no driver vmgenid, and the guest has neither perl, python3 nor /etc/berth/reseed to make its random numbers anew' >&2; exit 1
 fi
+if [ -n "$HOST_NAME" ]; then
 if [ -e /etc/machine-id ]; then
   printf '%s\\n' "$MACHINE_ID" >/etc/machine-id
   if [ -f /var/lib/dbus/machine-id ] && [ ! -L /var/lib/dbus/machine-id ]; then
@@ -61,11 +65,12 @@ if [ -s /etc/hosts ] && [ "$old" != localhost ]; then
   printf '%s\\n' "$hosts" >/etc/hosts
 fi
 if [ -e /etc/hostname ]; then printf '%s\\n' "$HOST_NAME" >/etc/hostname; fi
+fi
 make_key() {
   \${2-} ssh-keygen -q -t "$1" -N '' -f "/etc/ssh/ssh_host_$1_key" || return
   if [ -s /run/sshd.pid ]; then kill -HUP "$(cat /run/sshd.pid)"; fi
 }
-if command -v ssh-keygen >/dev/null && [ -d /etc/ssh ]; then
+if [ -n "$HOST_NAME" ] && command -v ssh-keygen >/dev/null && [ -d /etc/ssh ]; then
   types=
   for type in ed25519 ecdsa rsa; do
     if [ -e "/etc/ssh/ssh_host_\${type}_key" ]; then types="$types $type"; fi
@@ -108,8 +113,8 @@ if [ -n "$card" ] && command -v ifup >/dev/null && grep -qs "$card" /etc/network
   ifdown --force "$card"; ifup "$card") >/dev/null 2>&1 &
 fi
 (for type; do make_key "$type" "$(command -v nice)" || echo "berth: no SSH host key of the type $type could be made" >/dev/kmsg; done) >/dev/null 2>&1 &
-cat /proc/sys/kernel/hostname
-if [ -e /etc/machine-id ]; then cat /etc/machine-id; else echo "$MACHINE_ID"; fi
+if [ -n "$HOST_NAME" ]; then cat /proc/sys/kernel/hostname; else echo; fi
+if [ -n "$HOST_NAME" ] && [ -e /etc/machine-id ]; then cat /etc/machine-id; else echo "$MACHINE_ID"; fi
 if [ -n "$card" ] && [ -n "$MAC" ]; then cat "/sys/class/net/$card/address"; else echo "$MAC"; fi
 exit
 } </dev/null
@@ -125,7 +130,8 @@ export interface Renewed {
 
 /** Identity that a guest gets. */
 export interface GuestIdentity {
-  hostName: string;
+  /** Host name; undefined if the guest keeps its names and keys. */
+  hostName: string | undefined;
   sshAuthorizedKeys: readonly string[];
   /** MAC address of the card; empty if the guest keeps the address of the saved card. */
   macAddress: string;
@@ -139,6 +145,49 @@ export function identityOf({ guest, network }: Pick<VmLaunchPlan, 'guest' | 'net
   return { hostName: vm.name, sshAuthorizedKeys, macAddress };
 }
 
+/** Returns what a guest gets that continues from a snapshot of itself. */
+export function sameIdentity(plan: Pick<VmLaunchPlan, 'guest' | 'network'>): GuestIdentity {
+  return { ...identityOf(plan), hostName: undefined, sshAuthorizedKeys: [] };
+}
+
+/** Ends with code 0 if the script of the renewal can make the random numbers of the guest anew. */
+const RESEED_CHECK = `PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+ls /sys/bus/*/drivers/vmgenid/QEMUVGID* >/dev/null 2>&1 || command -v perl || command -v python3 || [ -x /etc/berth/reseed ]
+`;
+
+/**
+ * Checks that a guest can be renewed later. No clone proves it, because a clone of a snapshot would be the same computer a second time.
+ *
+ * @throws Error when the guest agent runs no script, or the guest has nothing to make its random numbers anew.
+ */
+export async function requireRenewable(
+  agent: GuestAgent,
+  { accelerator, signal }: { accelerator: string; signal: AbortSignal },
+): Promise<void> {
+  const { exitCode } = await executeInGuest(agent, {
+    path: '/bin/sh',
+    arguments: ['-s'],
+    input: Buffer.from(RESEED_CHECK),
+    reserve: outputLimit(),
+    signal: AbortSignal.any([limitOf(accelerator), signal]),
+  });
+  if (exitCode !== 0) {
+    throw new Error(
+      'The kernel of the guest has no driver vmgenid, and the guest has neither perl, python3 nor /etc/berth/reseed',
+    );
+  }
+}
+
+function outputLimit(): (bytes: number) => boolean {
+  let room = OUTPUT_BYTES;
+  return (bytes) => (room -= bytes) >= 0;
+}
+
+/** Returns the time limit of a script of this file. */
+function limitOf(accelerator: string): AbortSignal {
+  return AbortSignal.timeout(accelerator === 'tcg' ? EMULATED_RENEWAL_MILLISECONDS : RENEWAL_MILLISECONDS);
+}
+
 /**
  * Renews the guest of a machine that was started from memory. `agent` is its guest agent, whose file systems are perhaps still frozen, as
  * they were when the memory was saved. Calls `onAnswer` when the guest agent has answered. @throws Error when the guest does not answer in time,
@@ -149,29 +198,26 @@ export async function renewGuest(
   { hostName, sshAuthorizedKeys, macAddress }: GuestIdentity,
   options: { accelerator: string; signal: AbortSignal | undefined; onAnswer?: () => void },
 ): Promise<Renewed> {
-  const limit = AbortSignal.timeout(
-    options.accelerator === 'tcg' ? EMULATED_RENEWAL_MILLISECONDS : RENEWAL_MILLISECONDS,
-  );
+  const limit = limitOf(options.accelerator);
   const signal = options.signal === undefined ? limit : AbortSignal.any([limit, options.signal]);
   const wasThawed = await untilAnswered(async () => await thawIfFrozen(agent, signal), signal);
   options.onAnswer?.();
-  const machineId = randomBytes(MACHINE_ID_BYTES).toString('hex');
-  const expected = [hostName, machineId, macAddress];
+  const machineId = hostName === undefined ? '' : randomBytes(MACHINE_ID_BYTES).toString('hex');
+  const expected = [hostName ?? '', machineId, macAddress];
   const begin = performance.now();
   const values = {
     TIME: (Date.now() / 1000).toFixed(3),
     SEED: [...randomBytes(SEED_BYTES)].map((byte) => `\\${byte.toString(8).padStart(3, '0')}`).join(''),
     MACHINE_ID: machineId,
-    HOST_NAME: hostName,
+    HOST_NAME: hostName ?? '',
     MAC: macAddress,
     KEYS: sshAuthorizedKeys.join('\n'),
   };
-  let room = OUTPUT_BYTES;
   const result = await executeInGuest(agent, {
     path: '/bin/sh',
     arguments: ['-s'],
     input: Buffer.from(assignments(values) + SCRIPT),
-    reserve: (bytes) => (room -= bytes) >= 0,
+    reserve: outputLimit(),
     signal,
   });
   const said = readText(result.stdout).split('\n').slice(0, expected.length);

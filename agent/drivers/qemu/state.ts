@@ -78,9 +78,21 @@ const layerSchema = z.object({
       takenAt: z.iso.datetime(),
       consistency: z.enum(['FileSystem', 'Crash', 'Stopped']),
       storageBytes: z.number().int(),
+      /** The memory of the same moment. `ram` and `state` are the names of its files in the machine's folder. */
+      memory: z
+        .object({
+          ram: z.string(),
+          state: z.string(),
+          cpu: z.number().int(),
+          memoryBytes: z.number().int(),
+          key: z.string(),
+          savedAt: z.string(),
+        })
+        .optional(),
     })
     .optional(),
 });
+export type LayerMemory = NonNullable<NonNullable<Layer['snapshot']>['memory']>;
 export type Layer = z.infer<typeof layerSchema>;
 
 const stateSchema = z.object({
@@ -147,7 +159,7 @@ const stateSchema = z.object({
    */
   live: z.boolean(),
   suspended: z.boolean(),
-  /** True until the first start of a guest from this disk. Only such a disk fits the memory of its image. */
+  /** True until the first start of a guest from this disk. Only such a disk fits the memory of its image, or of the snapshot under it. */
   fresh: z.boolean().optional(),
   /**
    * True while a guest that was started from the memory of its image has not got an identity of its own yet. If the agent dies meanwhile,

@@ -326,11 +326,11 @@ export const IMAGE_REASONS = {
     todo: 'Read the condition’s message, and check the disk of the host',
   },
   MemoryNotSaved: {
-    seen: TASK,
+    seen: { ...TASK, VMSnapshot: ['Ready', 'Stalled', 'Event'], VM: ['Event'] },
     class: 'passing',
     by: 'agent',
     says: 'The memory of the VM could not be saved',
-    todo: 'Read the condition’s message, or create an Image without the memory',
+    todo: 'Read the condition’s message, or create the Image or VMSnapshot without the memory',
   },
   SaveHookFailed: {
     seen: TASK,

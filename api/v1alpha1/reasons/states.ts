@@ -174,7 +174,7 @@ export const STATES = {
     seen: { VM: ['WarmStart'], Pod: ['berth.dev/WarmStart'] },
     class: 'state',
     by: 'agent',
-    says: 'The machine started from the memory of its image, and its guest has an identity of its own',
+    says: 'The machine started from the memory of its image or its snapshot, and its guest was renewed',
   },
   ColdWanted: {
     seen: { VM: ['WarmStart'], Pod: ['berth.dev/WarmStart'] },

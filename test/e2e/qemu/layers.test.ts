@@ -5,6 +5,7 @@ import { appendFile, mkdir, readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it, onTestFinished } from 'vitest';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
+import type { DiskSnapshot } from '../../../agent/drivers/driver.ts';
 import { readMachineFile } from '../../../agent/drivers/qemu/state.ts';
 import { pause } from '../../../base/time.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -12,10 +13,13 @@ import { makeCopyDisk, markerOn } from '../../fixtures/copydisk.ts';
 import { mountTmpfs, whyNoTmpfs } from '../../support/tmpfs.ts';
 import { unless } from '../../support/unless.ts';
 import { BOOT_DEADLINE_MILLISECONDS, guestBase, TestMachine } from '../../worlds/qemuguest.ts';
+import { inGuest as runInGuest } from '../../worlds/warmimage.ts';
 import { BEGINS, type SnapshotJob } from './snapshotagent.ts';
 
 /** Times after the beginning of a snapshot at which its agent is killed. A snapshot takes about 100 ms here. */
 const DEATHS_MILLISECONDS = [5, 25, 60, 120];
+/** Smallest size of the files with the memory of a guest. */
+const LEAST_MEMORY_BYTES = 10 * 1024 ** 2;
 const { signal } = new AbortController();
 
 /** Returns the disks and layers in the folder of a machine, and those that its state file names. */
@@ -101,6 +105,60 @@ describe('snapshots of a machine', { timeout: 4 * BOOT_DEADLINE_MILLISECONDS }, 
     await machine.driver.keepSnapshots(machine.folder, new Set(['snapshot-1']));
     const { found, named } = await filesOf(machine);
     expect([found, found.length]).toEqual([named, 8]);
+  });
+
+  async function inGuest(script: string): Promise<string> {
+    return await runInGuest(machine.driver, machine.folder, script);
+  }
+
+  async function takeWithMemory(uid: string): Promise<DiskSnapshot> {
+    return await machine.driver.takeSnapshot(machine.folder, uid, signal, { memory: true });
+  }
+
+  it('with memory: the guest of that moment goes on with other random numbers, and boots if it cannot be renewed', async () => {
+    const { driver, folder, plan } = machine;
+    expect(await machine.tell('agent=0')).toBe('listening\n');
+    expect(await machine.tell('marker=in-memory')).toBe('saved\n');
+    expect(await inGuest('hostname kept; echo kept >/etc/machine-id; echo there >/proof')).toBe('');
+    const { boot_id } = await machine.page();
+    const taken = await takeWithMemory('memory');
+    expect(taken).toMatchObject({ consistency: 'FileSystem', memory: { cpu: 1, bytes: plan.memoryBytes } });
+    expect(taken.storageBytes).toBeGreaterThan(LEAST_MEMORY_BYTES);
+    expect(await machine.page()).toMatchObject({ boot_id, marker: 'in-memory' });
+    expect(await inGuest('mv /etc/berth/reseed /etc/berth/away')).toBe('');
+    await expect(takeWithMemory('refused')).rejects.toMatchObject({
+      reason: 'MemoryNotSaved',
+      message: expect.stringMatching(/could not be renewed.*nor \/etc\/berth\/reseed/) as string,
+    });
+    const random = new Set<string>();
+    for (const _ of ['once', 'twice']) {
+      expect(await machine.tell('marker=later')).toBe('saved\n');
+      await driver.revert(folder, plan, base, 'memory');
+      await driver.startFromMemory(folder, plan, undefined);
+      expect(await machine.page()).toMatchObject({ boot_id, marker: 'in-memory' });
+      expect(await inGuest('cat /proof /etc/machine-id; hostname')).toBe('there\nkept\nkept');
+      random.add(await inGuest('head -c 64 /dev/urandom | sha256sum'));
+    }
+    expect(random.size).toBe(2);
+    const hook = String.raw`printf '#!/bin/sh\nexit 7\n' >/etc/berth/renew.d/fails && chmod 755 /etc/berth/renew.d/fails`;
+    expect(await inGuest(hook)).toBe('');
+    await takeWithMemory('unrenewed');
+    expect(await machine.tell('marker=later')).toBe('saved\n');
+    await driver.revert(folder, plan, base, 'unrenewed');
+    const smaller = { ...plan, memoryBytes: plan.memoryBytes / 2 };
+    await expect(driver.startFromMemory(folder, smaller, undefined)).rejects.toMatchObject({
+      reason: 'SizeDiffers',
+    });
+    await expect(driver.startFromMemory(folder, plan, undefined)).rejects.toMatchObject({
+      reason: 'RenewalFailed',
+    });
+    await machine.start();
+    const booted = await machine.page();
+    expect(booted).toMatchObject({ marker: 'in-memory' });
+    expect(booted['boot_id']).not.toBe(boot_id);
+    await driver.keepSnapshots(folder, new Set());
+    const left = (await readdir(folder.path)).filter((name) => /memory/.test(name));
+    expect(left).toEqual([]);
   });
 
   it('whose agent dies at any moment leave nothing but whole snapshots, and the guest loses nothing', async () => {
