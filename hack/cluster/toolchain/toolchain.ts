@@ -13,6 +13,8 @@ import { withLock } from './lock.ts';
 import {
   CHART_TOOL_GROUPS,
   type ChartTool,
+  CI_TOOL_GROUPS,
+  type CITool,
   type ClusterTool,
   cacheKey,
   METRICS_TOOL_GROUPS,
@@ -37,6 +39,7 @@ type SimulationTools = Readonly<Record<SimulationTool, string>>;
 type ChartTools = Readonly<Record<ChartTool, string>>;
 export type NodeTools = Readonly<Record<NodeTool, string>>;
 type MetricsTools = Readonly<Record<MetricsTool, string>>;
+type CITools = Readonly<Record<CITool, string>>;
 
 /** Error when there is no source of the programs. The message contains the sources that were tried and the packages to install. */
 class ToolchainError extends Error {
@@ -75,6 +78,11 @@ export async function resolveNodeTools(options: ToolchainOptions = {}): Promise<
 /** Returns the path of metrics-server. The first call on a machine builds it. */
 export async function resolveMetricsTools(options: ToolchainOptions = {}): Promise<MetricsTools> {
   return (await resolveGroups(METRICS_TOOL_GROUPS, options)) as MetricsTools;
+}
+
+/** Returns the paths of programs of CI systems. The first call on a machine builds them. */
+export async function resolveCITools(options: ToolchainOptions = {}): Promise<CITools> {
+  return (await resolveGroups(CI_TOOL_GROUPS, options)) as CITools;
 }
 
 /**

@@ -22,7 +22,10 @@ export type NodeTool = 'kubelet' | 'kube-proxy';
 /** Program that serves the usage of nodes and Pods to `kubectl top`. */
 export type MetricsTool = 'metrics-server';
 
-export type Tool = ClusterTool | SimulationTool | ChartTool | NodeTool | MetricsTool;
+/** Programs of CI systems that run jobs. */
+export type CITool = 'buildkite-agent';
+
+export type Tool = ClusterTool | SimulationTool | ChartTool | NodeTool | MetricsTool | CITool;
 
 /** Addresses of a file that has a program, and of the list with its SHA-256. The file is the program, or an archive (`.tar.gz`) with it. */
 export interface Publication {
@@ -32,7 +35,15 @@ export interface Publication {
 
 /** Group of programs that are released and built together. */
 export interface ToolGroup {
-  readonly name: 'kubernetes' | 'etcd' | 'kwok' | 'helm' | 'helm-unittest' | 'kubeconform' | 'metrics-server';
+  readonly name:
+    | 'kubernetes'
+    | 'etcd'
+    | 'kwok'
+    | 'helm'
+    | 'helm-unittest'
+    | 'kubeconform'
+    | 'metrics-server'
+    | 'buildkite-agent';
   readonly version: string;
   /** Go package of each program. */
   readonly packages: Readonly<Partial<Record<Tool, string>>>;
@@ -143,6 +154,17 @@ export const METRICS_TOOL_GROUPS: readonly ToolGroup[] = [
     packages: { 'metrics-server': 'sigs.k8s.io/metrics-server/cmd/metrics-server' },
     ldflags: '-s -w',
     coldBuild: 'about 30 s on 2 cores after the control plane',
+  },
+];
+
+export const CI_TOOL_GROUPS: readonly ToolGroup[] = [
+  {
+    name: 'buildkite-agent',
+    // Later versions need a module that the public proxy of Go refuses.
+    version: 'v3.78.0',
+    packages: { 'buildkite-agent': 'github.com/buildkite/agent/v3' },
+    ldflags: '-s -w',
+    coldBuild: 'about 60 s on 2 cores',
   },
 ];
 
