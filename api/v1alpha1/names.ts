@@ -58,6 +58,8 @@ export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
  * Name of the driver that runs guests with macOS. The runtime version of a Node, `DRIVER://ACCELERATOR`, names the driver of the host.
  */
 export const MACOS_DRIVER = 'tart';
+/** Accelerator of that driver: the hypervisor of macOS. Guests on it have the serial number and the hardware UUID of their image. */
+export const MACOS_ACCELERATOR = 'vz';
 /** Largest number of slots that the configuration of the operator can give to a host. */
 export const SLOTS_MAXIMUM = 1000;
 

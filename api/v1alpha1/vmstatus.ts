@@ -64,11 +64,11 @@ export const vmStatusSchema = z
       })
       .optional(),
     hardwareUUID: report(
-      'Hardware UUID in the guest. A guest that started from the memory of its image has it after its next boot.',
+      'Hardware UUID in the guest. A guest that started from the memory of its image has it after its next boot. Absent on Apple hosts, where it follows from the image.',
       64,
     ).optional(),
     serialNumber: report(
-      'Serial number in the guest. A guest that started from the memory of its image has it after its next boot.',
+      'Serial number in the guest. A guest that started from the memory of its image has it after its next boot. Absent on Apple hosts, where it follows from the image.',
       64,
     ).optional(),
     image: z

@@ -285,3 +285,9 @@ describe('the readiness of a VM that asks for none', () => {
     expect(resolved(vm, config).readiness).toEqual({ type });
   });
 });
+
+it('a serial number is refused for a guest with macOS, and has an effect for others', () => {
+  const spec = { image: 'registry.example/guest:1', serialNumber: 'C02ABCDEFGH' } as const;
+  expect(() => resolved({ ...spec, os: 'MacOS' })).toThrow('Create the VM again without serialNumber');
+  expect(resolved({ ...spec, os: 'Linux' }).os).toBe('Linux');
+});

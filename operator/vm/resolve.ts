@@ -60,7 +60,8 @@ export interface Unresolved {
     | 'NoImage'
     | 'PortsNeedNAT'
     | 'NetworkModeUnsupported'
-    | 'PortNotReservable';
+    | 'PortNotReservable'
+    | 'SerialNumberUnsupported';
   readonly message: string;
 }
 
@@ -107,7 +108,7 @@ export function resolve(observed: Resolvable): Resolved | Unresolved {
     ...resolveAccess(observed.lookups, [image, iso], pick(layers, 'imagePullSecrets')),
     config: config && configIdentity(config),
   };
-  return networkFault(observed, resolved) ?? resolved;
+  return networkFault(observed, resolved) ?? serialNumberFault(observed, resolved) ?? resolved;
 }
 
 /** Returns the settings from the Image and the ISO. A VM with both needs the pull secrets of both. */
@@ -132,6 +133,16 @@ export function findConfig({ vm, lookups, config }: Resolvable): VMConfig | unde
   return namespaces
     .map((namespace) => lookups.vmConfig(ref.name, namespace))
     .find((found) => found !== undefined);
+}
+
+/** Refuses a serial number for a guest with macOS. The guest would have the one of its image. */
+function serialNumberFault({ vm }: Resolvable, { os }: Resolved): Unresolved | undefined {
+  if (os !== 'MacOS' || vm.spec.serialNumber === undefined) {
+    return undefined;
+  }
+  const message =
+    'A guest with macOS has the serial number of its image. Create the VM again without serialNumber';
+  return { kind: 'terminal', reason: 'SerialNumberUnsupported', message };
 }
 
 function networkFault(observed: Resolvable, resolved: Resolved): Unresolved | undefined {

@@ -1,6 +1,11 @@
 /** Computes the whole status of a VM from the observed state, the facts (see facts.ts), the Pod and the report of its host. */
 import { timestamp } from '../../base/time.ts';
-import { NETWORK_CONDITION, USER_DATA_CONDITION, WARM_START_CONDITION } from '../../api/v1alpha1/names.ts';
+import {
+  MACOS_ACCELERATOR,
+  NETWORK_CONDITION,
+  USER_DATA_CONDITION,
+  WARM_START_CONDITION,
+} from '../../api/v1alpha1/names.ts';
 import { classOf, isReason, isSeen, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Condition } from '../../kube/objects.ts';
@@ -294,8 +299,7 @@ export function machineStatus({ vm, pod }: ObservedVM, phase: VMPhase): Partial<
   }
   const report = machineReport(pod);
   return {
-    hardwareUUID: machine.hardware.uuid,
-    serialNumber: machine.hardware.serialNumber,
+    ...identity(machine, report),
     image: imageStatus(pod, machine, report),
     config: machine.config,
     resources: resources(pod, vm, report, phase),
@@ -307,6 +311,20 @@ export function machineStatus({ vm, pod }: ObservedVM, phase: VMPhase): Partial<
     progressPercent: report.progressPercent,
     progress: progress(phase, report),
   };
+}
+
+/**
+ * Returns the identity that the machine has in its guest. On a host with the hypervisor of macOS it follows from the image, and the operator
+ * does not know it.
+ */
+function identity(
+  { hardware, os }: Machine,
+  { accelerator }: MachineReport,
+): Pick<VMStatus, 'hardwareUUID' | 'serialNumber'> {
+  const isOfImage = os === 'MacOS' || accelerator === MACOS_ACCELERATOR;
+  return isOfImage
+    ? { hardwareUUID: undefined, serialNumber: undefined }
+    : { hardwareUUID: hardware.uuid, serialNumber: hardware.serialNumber };
 }
 
 /** Returns the endpoints of the machine on its host. Before a host has taken the VM, another VM can hold the reserved ports. */

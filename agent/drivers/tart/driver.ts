@@ -6,7 +6,7 @@ import { mkdir, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
-import { MACOS_DRIVER } from '../../../api/v1alpha1/names.ts';
+import { MACOS_ACCELERATOR, MACOS_DRIVER } from '../../../api/v1alpha1/names.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Serial } from '../../../base/concurrency.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
@@ -36,7 +36,7 @@ import {
 import { requireLogWriter } from '../machineprocess.ts';
 import { makeMachineFolder, stateOfFound } from '../statefile.ts';
 import { diskOf, makeFiles, STATE_FILE } from './files.ts';
-import { ACCELERATOR, type TartContext, TartMachine } from './machine.ts';
+import { type TartContext, TartMachine } from './machine.ts';
 import { guestAddress, tart, type TartProgram } from './program.ts';
 
 /** Largest number of guests with macOS on a host. The licence of macOS sets this limit, and its hypervisor keeps it. */
@@ -90,7 +90,7 @@ export class TartDriver implements DriverOfVMs {
     await requireLogWriter();
     await mkdir(this.#program.home, { recursive: true, mode: HOME_MODE });
     await tart(this.#program, ['--version']);
-    return [{ architecture: 'arm64', accelerator: ACCELERATOR }];
+    return [{ architecture: 'arm64', accelerator: MACOS_ACCELERATOR }];
   }
 
   async create(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {

@@ -5,6 +5,7 @@
  */
 import { join } from 'node:path';
 import { displayOf } from '../../../api/v1alpha1/machine.ts';
+import { MACOS_ACCELERATOR } from '../../../api/v1alpha1/names.ts';
 import { pause } from '../../../base/time.ts';
 import { logEnd, logTail } from '../../console/input.ts';
 import { logsWritten, withLogWriter } from '../../console/logwriter.ts';
@@ -31,9 +32,6 @@ import {
 import { UNREADABLE } from '../statefile.ts';
 import { bundleOf, forgetMemory, hasMemory, settingsOf, stateFile, type TartState } from './files.ts';
 import { environment, nameOf, saysRunning, signal, suspend, tart, type TartProgram } from './program.ts';
-
-/** Accelerator of all machines of this driver: the hypervisor of macOS. */
-export const ACCELERATOR = 'vz';
 
 /** Time limit of a start, until the program says that the machine runs. A resume reads the whole memory from the disk before. */
 const START_MILLISECONDS = 120_000;
@@ -166,7 +164,7 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
       pid: identity.pid,
       guestStarted: true,
       paused: false,
-      accelerator: ACCELERATOR,
+      accelerator: MACOS_ACCELERATOR,
       ...(display && { display: displayState(display) }),
     };
   }

@@ -179,6 +179,13 @@ export const FAILURES = {
     says: 'No network driver of the hosts supports the network mode of the VM',
     todo: 'Create the VM with spec.network.mode: NAT',
   },
+  SerialNumberUnsupported: {
+    seen: { VM: ['Stalled', 'Ready', 'Event'] },
+    class: 'final',
+    by: 'operator',
+    says: 'The VM asks for a serial number, but its guest has macOS, which has the serial number of its image',
+    todo: 'Create the VM without spec.serialNumber',
+  },
   PortsNeedNAT: {
     seen: { VM: ['Stalled', 'Ready', 'Event'] },
     class: 'final',
