@@ -42,6 +42,10 @@ export class Places {
   readonly #free: Map<string, Amounts>;
   /** Names of the hosts that take the VMs of each set. First come those that suit the fewest sets. */
   readonly #hosts = new Map<string, readonly string[]>();
+  /** What one VM of each set takes. */
+  readonly #wanted: ReadonlyMap<string, Amounts>;
+  /** Number of hosts at the beginning of the list of a set that have no place for it any more, because places only become fewer. */
+  readonly #full = new Map<string, number>();
   readonly #lonely: ReadonlySet<string>;
 
   /** VMs of others that wait for a host take their places first, because they may be older than those of the sets. */
@@ -62,6 +66,7 @@ export class Places {
         suitingHosts(open.get(namespace.metadata.name) ?? [], needs),
       ]),
     );
+    this.#wanted = new Map(askers.map(({ key, needs }) => [key, amountsOf(needs)]));
     const suitors = Map.groupBy([...suiting.values()].flat(), (name) => name);
     const countSuitors = (name: string): number => suitors.get(name)?.length ?? 0;
     for (const [key, names] of suiting) {
@@ -79,8 +84,11 @@ export class Places {
   }
 
   /** Takes a place for one VM of a set. Returns false if no host has one. */
-  take({ key, needs }: Asker): boolean {
-    return this.#takeOn(this.#hosts.get(key) ?? [], amountsOf(needs));
+  take({ key }: Asker): boolean {
+    const [hosts = [], wanted = NOTHING] = [this.#hosts.get(key), this.#wanted.get(key)];
+    const at = this.#takeOn(hosts, wanted, this.#full.get(key));
+    this.#full.set(key, at);
+    return at < hosts.length;
   }
 
   /** Returns whether no other set can use the hosts of this one. */
@@ -88,15 +96,17 @@ export class Places {
     return this.#lonely.has(key);
   }
 
-  #takeOn(names: readonly string[], wanted: Amounts): boolean {
-    for (const name of names) {
+  /** Takes a place on the first host that has one, from a position on. Returns the position of the host, or the end if there is none. */
+  #takeOn(names: readonly string[], wanted: Amounts, from = 0): number {
+    for (let at = from; at < names.length; at += 1) {
+      const name = names[at] ?? '';
       const free = this.#free.get(name);
       if (free !== undefined && RESOURCES.every((one) => wanted[one] <= 0 || free[one] >= wanted[one])) {
         this.#free.set(name, minus(free, wanted));
-        return true;
+        return at;
       }
     }
-    return false;
+    return names.length;
   }
 }
 

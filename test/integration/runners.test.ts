@@ -6,7 +6,7 @@ import { RUNNER_SETS, VMS } from '../../api/v1alpha1/resources.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { conditionIn } from '../../kube/conditions.ts';
 import { EVENTS, PODS, SECRETS } from '../../kube/core.ts';
-import { numbered, VMs } from '../fixtures/vms.ts';
+import { IMAGE, numbered, VMs } from '../fixtures/vms.ts';
 import type { StubSet } from '../support/github/model.ts';
 import type { GitHubStub } from '../support/github/stub.ts';
 import { allowMetrics, readMetrics } from '../support/operatorlog.ts';
@@ -97,18 +97,24 @@ describe('a RunnerSet', () => {
   });
 
   it('gives the JIT configuration to its VM by a Secret, and shows neither it nor the credentials anywhere else', async () => {
-    await world.createSet('secret', { min: 1 });
+    const template = {
+      metadata: { labels: { team: 'mobile' } },
+      spec: { image: IMAGE, architecture: 'arm64' },
+    } as const;
+    await world.createSet('secret', { min: 1, configRef: undefined, template });
     const [name = ''] = await waitForVMs('secret', 1);
     const client = world.cluster.client();
     const vm = await client.get(VMS, { namespace: NAMESPACE, name });
-    expect(vm.metadata.labels).toMatchObject({ [SCALE_SET_LABEL]: 'secret' });
+    expect(vm.metadata.labels).toMatchObject({ [SCALE_SET_LABEL]: 'secret', team: 'mobile' });
     expect(vm.spec).toMatchObject({
+      ...template.spec,
       userDataSecretRef: { name, key: 'jitconfig' },
       ttlSecondsAfterFinished: 0,
       aliveUntil: expect.stringMatching(/Z$/),
       activeDeadlineSeconds: 576_000,
     });
-    const secret = await client.get(SECRETS, { namespace: NAMESPACE, name });
+    // A simulated host does not wait for the Secret of the VM.
+    const secret = await waitFor('the Secret', () => client.get(SECRETS, { namespace: NAMESPACE, name }));
     expect(secret.metadata.ownerReferences).toMatchObject([{ kind: 'VM', name, uid: vm.metadata.uid }]);
     const jit = Buffer.from(secret.data?.['jitconfig'] ?? '', 'base64').toString();
     expect(JSON.parse(Buffer.from(jit, 'base64').toString())).toHaveProperty(['.runner']);
