@@ -5,6 +5,8 @@
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { build, type Plugin } from 'esbuild';
+import { kinds } from '../api/v1alpha1/kinds.ts';
+import type { KindTable } from '../console/model/columns.ts';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
@@ -53,7 +55,13 @@ export async function bundleConsole(folder = join(ROOT, 'dist', 'console')): Pro
     legalComments: 'none',
     logLevel: 'warning',
     tsconfig: source('tsconfig.json'),
+    define: { BERTH_KINDS: JSON.stringify(kindTables()) },
   });
+}
+
+/** Returns the kinds with the columns of `kubectl get`, for the lists of the console. The limit of the DPI is in no column. */
+function kindTables(): KindTable[] {
+  return kinds(240).map(({ kind, plural, namespaced, columns }) => ({ kind, plural, namespaced, columns }));
 }
 
 export interface BundleFormat {

@@ -1,4 +1,4 @@
-/** All objects that the pages show, kept up to date. Views subscribe, and are called at most once per second. */
+/** The VMs and hosts that the pages show, kept up to date. */
 import type { NodeItem } from '../../api/http/node.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import type { Server } from '../../api/v1alpha1/server.ts';
@@ -7,11 +7,11 @@ import type { Node } from '../../kube/core.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { Collection } from '../model/collection.ts';
 import { hostsOfItems, hostsOfNodes, type Occupant, pierList, type Pier } from '../model/harbour.ts';
-import { Pace } from '../model/pace.ts';
 import { holdsSlot } from '../model/vms.ts';
 import { phaseOf } from '../../actions/diagnosis.ts';
 import type { Api } from './api.ts';
 import { followObjects, freshnessAfter, type Freshness } from './follow.ts';
+import { Views } from './views.ts';
 import { pauseFor, whenShown } from './waits.ts';
 
 /** Facts about the user, from the server. */
@@ -23,8 +23,6 @@ export interface ConsoleSession {
   readonly mayWatch: { readonly vms: boolean; readonly hosts: boolean; readonly servers: boolean };
 }
 
-/** Shortest time in milliseconds between two renders for changes. A busy fleet changes hundreds of times in a second. */
-const RENDER_MILLISECONDS = 1_000;
 /** Interval in milliseconds between two reads of the hosts of a namespace. The HTTP API has no watch for them. */
 const HOSTS_MILLISECONDS = 10_000;
 
@@ -34,6 +32,7 @@ const LOADING: Freshness = { state: 'loading' };
 export class LiveFleet {
   readonly namespace: string | undefined;
   readonly vms = new Collection<VM>();
+  readonly views = new Views();
   /** Freshness of the VMs and of the hosts. */
   freshness: { vms: Freshness; hosts: Freshness } = { vms: LOADING, hosts: LOADING };
   readonly #emulators = new Collection<Emulator>();
@@ -43,14 +42,6 @@ export class LiveFleet {
   readonly #api: Api;
   readonly #session: ConsoleSession;
   readonly #end = new AbortController();
-  readonly #views = new Set<() => void>();
-  readonly #pace = new Pace({
-    intervalMilliseconds: RENDER_MILLISECONDS,
-    act: () => this.#views.forEach((render) => render()),
-    now: () => performance.now(),
-    schedule: setTimeout,
-  });
-
   constructor(api: Api, session: ConsoleSession, namespace: string | undefined) {
     this.#api = api;
     this.#session = session;
@@ -74,12 +65,6 @@ export class LiveFleet {
   /** Ends all requests. */
   stop(): void {
     this.#end.abort();
-  }
-
-  /** Calls `render` after changes, at most once per second. Returns a function that ends this. */
-  subscribe(render: () => void): () => void {
-    this.#views.add(render);
-    return () => this.#views.delete(render);
   }
 
   /** Returns the hosts with their machines. */
@@ -126,7 +111,7 @@ export class LiveFleet {
     if (part !== undefined) {
       this.freshness = { ...this.freshness, [part]: freshness };
     }
-    this.#pace.request();
+    this.views.changed();
   }
 }
 

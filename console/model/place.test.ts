@@ -14,6 +14,7 @@ const place: fc.Arbitrary<Place> = fc.oneof(
     sort: fc.constantFrom(...SORT_KEYS),
   }),
   fc.record({ page: fc.constant('vm' as const), namespace: name, name }),
+  fc.record({ page: fc.constant('objects' as const), plural: name, namespace, filter: fc.string() }),
 );
 
 it('an address leads to the place from which it was made', () => {
@@ -24,9 +25,18 @@ it('an address leads to the place from which it was made', () => {
   );
 });
 
-it.each(['', '#', '#/', '#/nothing', '#/fleet/x', '#javascript:alert(1)', '#/%zz'])(
-  'the address %s leads to the fleet',
-  (address) => expect(parsePlace(address)).toEqual({ page: 'fleet', namespace: undefined }),
+it.each([
+  '',
+  '#',
+  '#/',
+  '#/nothing',
+  '#/fleet/x',
+  '#javascript:alert(1)',
+  '#/%zz',
+  '#/constructor',
+  '#/__proto__/a/b',
+])('the address %s leads to the fleet', (address) =>
+  expect(parsePlace(address)).toEqual({ page: 'fleet', namespace: undefined }),
 );
 
 it('any address leads somewhere', () => {

@@ -10,22 +10,60 @@ export type Place =
       readonly filter: string;
       readonly sort: SortKey;
     }
-  | { readonly page: 'vm'; readonly namespace: string; readonly name: string };
+  | { readonly page: 'vm'; readonly namespace: string; readonly name: string }
+  | {
+      readonly page: 'objects';
+      /** Name of a kind in addresses, for example `images`. */
+      readonly plural: string;
+      readonly namespace: string | undefined;
+      readonly filter: string;
+    };
 
 /** Reads the place from an address. An address that names no page leads to the fleet. */
 export function parsePlace(hash: string): Place {
   const [path = '', query = ''] = hash.replace(/^#\/?/, '').split('?', 2);
-  const [page, namespace, name] = path.split('/').map(decode);
+  const [page = '', first = '', second = ''] = path.split('/').map(decode);
   const parameters = new URLSearchParams(query);
-  const chosen = parameters.get('namespace') || undefined;
-  if (page === 'vms' && namespace && name) {
-    return { page: 'vm', namespace, name };
-  }
-  if (page === 'vms') {
-    const sort = SORT_KEYS.find((key) => key === parameters.get('sort')) ?? 'name';
-    return { page, namespace: chosen, filter: parameters.get('filter') ?? '', sort };
-  }
-  return { page: 'fleet', namespace: chosen };
+  const place = PAGES.get(page)?.(parameters, first, second);
+  return place ?? { page: 'fleet', namespace: namespaceIn(parameters) };
+}
+
+/** Returns the place of each page, from the parameters and the two parts after the name of the page. */
+const PAGES = new Map<
+  string,
+  (parameters: URLSearchParams, first: string, second: string) => Place | undefined
+>([
+  [
+    'vms',
+    (parameters, namespace, name) =>
+      namespace === '' || name === ''
+        ? {
+            page: 'vms',
+            namespace: namespaceIn(parameters),
+            filter: filterIn(parameters),
+            sort: sortIn(parameters),
+          }
+        : { page: 'vm', namespace, name },
+  ],
+  [
+    'objects',
+    (parameters, plural) =>
+      plural === ''
+        ? undefined
+        : { page: 'objects', plural, namespace: namespaceIn(parameters), filter: filterIn(parameters) },
+  ],
+]);
+
+function namespaceIn(parameters: URLSearchParams): string | undefined {
+  return parameters.get('namespace') || undefined;
+}
+
+function filterIn(parameters: URLSearchParams): string {
+  return parameters.get('filter') ?? '';
+}
+
+function sortIn(parameters: URLSearchParams): SortKey {
+  return SORT_KEYS.find((key) => key === parameters.get('sort')) ?? 'name';
 }
 
 /** Decodes a part of a path. A part with a wrong encoding stays as it is. */
@@ -46,12 +84,13 @@ export function formatPlace(place: Place): string {
   if (place.namespace !== undefined) {
     parameters.set('namespace', place.namespace);
   }
-  if (place.page === 'vms' && place.filter !== '') {
+  if ('filter' in place && place.filter !== '') {
     parameters.set('filter', place.filter);
   }
   if (place.page === 'vms' && place.sort !== 'name') {
     parameters.set('sort', place.sort);
   }
   const query = parameters.toString();
-  return `#/${place.page}${query === '' ? '' : `?${query}`}`;
+  const path = place.page === 'objects' ? `objects/${encodeURIComponent(place.plural)}` : place.page;
+  return `#/${path}${query === '' ? '' : `?${query}`}`;
 }

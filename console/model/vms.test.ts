@@ -48,6 +48,7 @@ it.each([
   ['mac-2', ['young']],
   ['ann', ['shop']],
   ['nosuchkey:build', []],
+  ['constructor:build', []],
   ['.*', []],
 ])('the filter %s fits %j', (text, expected) => {
   expect(names(FLEET.filter(vmFilter(text)))).toEqual(expected);
@@ -81,7 +82,7 @@ it('counts phases, and the berths of namespaces without those of failed VMs', ()
 });
 
 it('shows a phase of a later release as one that changes, and prefers the owner who claimed', () => {
-  expect(toneOf('Migrating')).toBe('moves');
+  expect([toneOf('Migrating'), toneOf('constructor')]).toEqual(['moves', 'moves']);
   const claimed = vm('a', { by: 'pool' });
   claimed.metadata.annotations = { ...claimed.metadata.annotations, 'berth.dev/claimed-by': 'bob' };
   expect(ownerOf(claimed)).toBe('bob');

@@ -8,17 +8,17 @@ import { compareTexts } from './texts.ts';
 /** Kinds of phases. Each has one colour and one sign. */
 export type Tone = 'runs' | 'waits' | 'moves' | 'off' | 'failed';
 
-const TONES: Readonly<Record<string, Tone>> = {
-  Running: 'runs',
-  Pending: 'waits',
-  Stopped: 'off',
-  Suspended: 'off',
-  Failed: 'failed',
-};
+const TONES: ReadonlyMap<string, Tone> = new Map([
+  ['Running', 'runs'],
+  ['Pending', 'waits'],
+  ['Stopped', 'off'],
+  ['Suspended', 'off'],
+  ['Failed', 'failed'],
+]);
 
 /** Returns the kind of a phase. A phase of another release counts as one that changes. */
 export function toneOf(phase: string): Tone {
-  return TONES[phase] ?? 'moves';
+  return TONES.get(phase) ?? 'moves';
 }
 
 /** Returns the short name of the image or ISO. Before a host has reported, it is the text in the spec. */

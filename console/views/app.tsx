@@ -6,6 +6,8 @@ import { LiveFleet, type ConsoleSession } from '../data/fleet.ts';
 import { formatPlace, type Place } from '../model/place.ts';
 import { FleetPage } from './fleetpage.tsx';
 import { usePlace } from './hooks.ts';
+import { KIND_LISTS } from './kinds.ts';
+import { ObjectsPage } from './objectspage.tsx';
 import { SignIn } from './signin.tsx';
 import { VMDetails } from './vmdetails.tsx';
 import { VMsPage } from './vmspage.tsx';
@@ -43,11 +45,17 @@ function Frame({ api, session, onLeave }: FrameProps) {
   const last = useRef<string | undefined>(undefined);
   const namespace = namespaceOf(place, session, last.current);
   last.current = namespace;
-  const fleet = useMemo(() => new LiveFleet(api, session, namespace), [api, session, namespace]);
+  const fleet = useMemo(
+    () => new LiveFleet(api, session, namespace),
+    [api, session, namespace, place.page === 'objects'],
+  );
+  const needsFleet = place.page !== 'objects';
   useEffect(() => {
-    fleet.start();
+    if (needsFleet) {
+      fleet.start();
+    }
     return () => fleet.stop();
-  }, [fleet]);
+  }, [fleet, needsFleet]);
   return (
     <>
       <header class="bar">
@@ -59,6 +67,11 @@ function Frame({ api, session, onLeave }: FrameProps) {
           <PageLink to={{ page: 'vms', namespace, filter: '', sort: 'name' }} place={place}>
             VMs
           </PageLink>
+          {KIND_LISTS.map(({ name, table: { plural } }) => (
+            <PageLink key={plural} to={{ page: 'objects', plural, namespace, filter: '' }} place={place}>
+              {name}
+            </PageLink>
+          ))}
         </nav>
         <NamespaceChoice api={api} session={session} place={place} namespace={namespace} />
         <span class="user" title={session.username}>
@@ -69,21 +82,25 @@ function Frame({ api, session, onLeave }: FrameProps) {
         </button>
       </header>
       <main class="page">
-        <Page place={place} api={api} fleet={fleet} />
+        <Page place={place} api={api} fleet={fleet} namespace={namespace} />
       </main>
     </>
   );
 }
 
-function Page({
-  place,
-  api,
-  fleet,
-}: {
+interface PageProps {
   readonly place: Place;
   readonly api: Api;
   readonly fleet: LiveFleet;
-}) {
+  readonly namespace: string | undefined;
+}
+
+function Page({ place, api, fleet, namespace }: PageProps) {
+  const list =
+    place.page === 'objects' ? KIND_LISTS.find(({ table }) => table.plural === place.plural) : undefined;
+  if (place.page === 'objects' && list !== undefined) {
+    return <ObjectsPage api={api} list={list} place={place} namespace={namespace} />;
+  }
   if (place.page === 'vm') {
     return <VMDetails key={`${place.namespace}/${place.name}`} api={api} fleet={fleet} place={place} />;
   }
@@ -97,7 +114,10 @@ interface PageLinkProps {
 }
 
 function PageLink({ to, place, children }: PageLinkProps) {
-  const isHere = place.page === to.page || (place.page === 'vm' && to.page === 'vms');
+  const isHere =
+    to.page === 'objects'
+      ? place.page === 'objects' && place.plural === to.plural
+      : place.page === to.page || (place.page === 'vm' && to.page === 'vms');
   return (
     <a href={formatPlace(to)} {...(isHere && { 'aria-current': 'page' })}>
       {children}
@@ -145,7 +165,9 @@ function NamespaceChoice({ api, session, place, namespace }: NamespaceChoiceProp
   const choose = (chosen: string) => {
     const next = chosen === ALL ? undefined : chosen;
     location.hash = formatPlace(
-      place.page === 'vms' ? { ...place, namespace: next } : { page: 'fleet', namespace: next },
+      place.page === 'vms' || place.page === 'objects'
+        ? { ...place, namespace: next }
+        : { page: 'fleet', namespace: next },
     );
   };
   return (

@@ -6,7 +6,7 @@ import { columnsIn, type PierState, type Pier, type Totals, totalsOf } from '../
 import { formatPlace } from '../model/place.ts';
 import { visibleRange } from '../model/visible.ts';
 import { namespaceShares, phaseCounts, waitingVMs } from '../model/vms.ts';
-import { useFleet, useViewport } from './hooks.ts';
+import { useChanges, useViewport } from './hooks.ts';
 import { Phase } from './phase.tsx';
 import { PierCard } from './pier.tsx';
 import { Notice, ReadState, StaleNotice } from './states.tsx';
@@ -21,7 +21,7 @@ const EXPLAINED = 50;
 const SHARES = 50;
 
 export function FleetPage({ fleet }: { readonly fleet: LiveFleet }) {
-  useFleet(fleet);
+  useChanges(fleet.views);
   const piers = fleet.piers();
   const vms = fleet.vms.all;
   return (

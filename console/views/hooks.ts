@@ -1,14 +1,14 @@
 /** Hooks that several views use. */
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import type { RefObject } from 'preact';
-import type { LiveFleet } from '../data/fleet.ts';
+import type { Views } from '../data/views.ts';
 import { type Place, parsePlace } from '../model/place.ts';
 import type { Viewport } from '../model/visible.ts';
 
-/** Renders the view again when the fleet changes, at most once per second. */
-export function useFleet(fleet: LiveFleet): void {
+/** Renders the view again after changes, at most once per second. */
+export function useChanges(views: Views): void {
   const [, render] = useReducer((count: number) => count + 1, 0);
-  useEffect(() => fleet.subscribe(() => render(undefined)), [fleet]);
+  useEffect(() => views.subscribe(() => render(undefined)), [views]);
 }
 
 /** Returns the place in the address, and renders the view again when it changes. */

@@ -11,7 +11,7 @@ import type { LiveFleet } from '../data/fleet.ts';
 import { pauseFor, whenShown } from '../data/waits.ts';
 import { formatPlace } from '../model/place.ts';
 import { imageOf, ownerOf } from '../model/vms.ts';
-import { useFleet } from './hooks.ts';
+import { useChanges } from './hooks.ts';
 import { Phase } from './phase.tsx';
 import { Notice, ReadState, StaleNotice } from './states.tsx';
 
@@ -22,7 +22,7 @@ interface DetailsProps {
 }
 
 export function VMDetails({ api, fleet, place: { namespace, name } }: DetailsProps) {
-  useFleet(fleet);
+  useChanges(fleet.views);
   const vm = fleet.vms.get(`${namespace}/${name}`);
   if (vm === undefined) {
     return fleet.freshness.vms.state === 'live' ? (
@@ -205,17 +205,23 @@ function Events({ api, vm }: { readonly api: Api; readonly vm: VM }) {
 }
 
 /** Commands for a VM in each state, with the texts of their buttons. */
-const COMMANDS: Readonly<Record<string, readonly [Command, string][]>> = {
-  Running: [
-    ['stop', 'Stop'],
-    ['suspend', 'Suspend'],
+const COMMANDS: ReadonlyMap<string, readonly [Command, string][]> = new Map([
+  [
+    'Running',
+    [
+      ['stop', 'Stop'],
+      ['suspend', 'Suspend'],
+    ],
   ],
-  Stopped: [['start', 'Start']],
-  Suspended: [
-    ['resume', 'Resume'],
-    ['stop', 'Stop'],
+  ['Stopped', [['start', 'Start']]],
+  [
+    'Suspended',
+    [
+      ['resume', 'Resume'],
+      ['stop', 'Stop'],
+    ],
   ],
-};
+]);
 
 function Actions({ api, vm }: { readonly api: Api; readonly vm: VM }) {
   const { namespace = '', name } = vm.metadata;
@@ -239,7 +245,7 @@ function Actions({ api, vm }: { readonly api: Api; readonly vm: VM }) {
   const phase = phaseOf(vm);
   return (
     <div class="actions">
-      {(COMMANDS[phase] ?? []).map(([command, label]) => (
+      {(COMMANDS.get(phase) ?? []).map(([command, label]) => (
         <button key={command} type="button" onClick={() => send(command, label)}>
           {label}
         </button>

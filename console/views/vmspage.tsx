@@ -2,14 +2,15 @@
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { diagnose, phaseOf } from '../../actions/diagnosis.ts';
 import { age } from '../../base/age.ts';
-import { useEffect, useRef } from 'preact/hooks';
 import type { LiveFleet } from '../data/fleet.ts';
 import { FILTER_KEYS, vmFilter } from '../model/filter.ts';
 import { formatPlace, type Place } from '../model/place.ts';
 import { type Range, visibleRange } from '../model/visible.ts';
 import { imageOf, ownerOf, type SortKey, sortedVMs } from '../model/vms.ts';
-import { useFleet, useViewport } from './hooks.ts';
+import { FilterBox } from './filterbox.tsx';
+import { useChanges, useViewport } from './hooks.ts';
 import { Phase } from './phase.tsx';
+import { Space } from './space.tsx';
 import { Notice, ReadState, StaleNotice } from './states.tsx';
 
 type VMsPlace = Extract<Place, { page: 'vms' }>;
@@ -23,7 +24,7 @@ interface VMsPageProps {
 const ROW_HEIGHT = 30;
 
 export function VMsPage({ fleet, place }: VMsPageProps) {
-  useFleet(fleet);
+  useChanges(fleet.views);
   const all = fleet.vms.all;
   const shown = sortedVMs(all.filter(vmFilter(place.filter)), place.sort);
   return (
@@ -35,49 +36,16 @@ export function VMsPage({ fleet, place }: VMsPageProps) {
             {shown.length === all.length ? all.length : `${shown.length} of ${all.length}`}
           </span>
         </h1>
-        <FilterBox place={place} />
+        <FilterBox
+          place={place}
+          placeholder="phase:Pending image:ubuntu alice"
+          help={FILTER_KEYS.map((key) => `${key}:`).join(' ')}
+        />
       </div>
       <StaleNotice freshness={fleet.freshness.vms} />
       <VMTable fleet={fleet} place={place} vms={shown} />
     </div>
   );
-}
-
-function FilterBox({ place }: { readonly place: VMsPlace }) {
-  const input = useRef<HTMLInputElement>(null);
-  useEffect(() => {
-    const focus = (event: KeyboardEvent) => {
-      if (event.key === '/' && !(event.target instanceof HTMLInputElement)) {
-        event.preventDefault();
-        input.current?.focus();
-      }
-    };
-    addEventListener('keydown', focus);
-    return () => removeEventListener('keydown', focus);
-  }, []);
-  return (
-    <div class="filter">
-      <label for="filter">Filter</label>
-      <input
-        id="filter"
-        type="search"
-        ref={input}
-        value={place.filter}
-        spellcheck={false}
-        placeholder="phase:Pending image:ubuntu alice"
-        aria-describedby="filter-help"
-        onInput={({ currentTarget }) => replacePlace({ ...place, filter: currentTarget.value })}
-      />
-      <small id="filter-help">
-        <kbd>/</kbd> {FILTER_KEYS.map((key) => `${key}:`).join(' ')}
-      </small>
-    </div>
-  );
-}
-
-/** Shows another place without a step in the history, so that a step back does not go through each typed letter. */
-function replacePlace(place: Place): void {
-  location.replace(formatPlace(place));
 }
 
 const COLUMNS: readonly { readonly name: string; readonly key: SortKey | undefined }[] = [
@@ -128,7 +96,7 @@ interface RowsProps {
 function Rows({ vms, range: { first, end, above, below }, hasNamespaces }: RowsProps) {
   return (
     <tbody>
-      <Space height={above} />
+      <Space height={above} columns={COLUMNS.length} />
       {vms.slice(first, end).map((vm, index) => (
         <Row
           key={`${vm.metadata.namespace}/${vm.metadata.name}`}
@@ -138,16 +106,8 @@ function Rows({ vms, range: { first, end, above, below }, hasNamespaces }: RowsP
           hasNamespace={hasNamespaces}
         />
       ))}
-      <Space height={below} />
+      <Space height={below} columns={COLUMNS.length} />
     </tbody>
-  );
-}
-
-function Space({ height }: { readonly height: number }) {
-  return height === 0 ? null : (
-    <tr aria-hidden="true" class="space">
-      <td colSpan={COLUMNS.length} style={{ height: `${height}px` }} />
-    </tr>
   );
 }
 

@@ -76,7 +76,7 @@ export const WINGS: Readonly<Record<string, Wing>> = {
     runs: 'a browser; the server serves its bundle',
   },
   hack: {
-    imports: [...SHARED, 'actions', 'operator', 'agent', 'runners', 'server', 'cli'],
+    imports: [...SHARED, 'actions', 'operator', 'agent', 'runners', 'server', 'cli', 'console'],
     content:
       'Programs for contributors. `hack/cluster/` is a control plane for the demo, the tests and the benchmark, with simulated hosts or with real nodes of a cluster.',
     runs: 'library and programs',

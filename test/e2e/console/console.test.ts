@@ -7,12 +7,13 @@ import { join } from 'node:path';
 import { AxeBuilder } from '@axe-core/playwright';
 import { type Browser, chromium, type Page } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
+import { VM_POOLS } from '../../../api/v1alpha1/resources.ts';
 import { EVENTS, NODES } from '../../../kube/core.ts';
 import { bundleConsole } from '../../../hack/bundle.ts';
 import { type Cluster, startCluster } from '../../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../../hack/cluster/program.ts';
 import { waitFor } from '../../../hack/wait.ts';
-import { numbered, VMs } from '../../fixtures/vms.ts';
+import { IMAGE, numbered, VMs } from '../../fixtures/vms.ts';
 import { accountToken } from '../../support/members.ts';
 
 const PICTURES = join(import.meta.dirname, '..', '..', '..', 'dist', 'console-pictures');
@@ -58,6 +59,10 @@ async function fill(): Promise<void> {
   await shop.createMany(numbered('e2e', 14), { image: 'registry.example/macos/sonoma:14.6' });
   await waitFor('the VMs to run', async () => (await vms.names('Running')).length >= 30, FLEET);
   await vms.createMany(numbered('queue', 6), { cpu: 64 });
+  await cluster.client().create(VM_POOLS, {
+    metadata: { name: 'fresh', namespace: vms.namespace },
+    spec: { replicas: 2, template: { spec: { image: IMAGE } } },
+  });
   await cluster.client().mergePatch(NODES, { name: 'host-1' }, { spec: { unschedulable: true } });
   const { metadata } = await vms.get('build-0');
   await cluster.client().create(EVENTS, {
@@ -133,6 +138,22 @@ it('lists and filters VMs, and shows one', async () => {
   await page.getByText(HOSTILE).waitFor();
   await page.screenshot({ path: join(PICTURES, 'vm.png') });
   expect(await page.title()).toBe('Berth');
+  expect(faults).toEqual([]);
+});
+
+it('lists other objects with the columns of kubectl', async () => {
+  const page = await open(admin, '#/objects/vmpools');
+  await page.getByRole('cell', { name: 'fresh platform-default' }).waitFor();
+  await page.getByRole('columnheader', { name: 'Wanted' }).waitFor();
+  await page.screenshot({ path: join(PICTURES, 'pools.png') });
+  expect(await violations(page)).toEqual([]);
+  await page.getByRole('searchbox').fill('nothing');
+  await page.getByText('Nothing fits the filter').waitFor();
+  await page.getByRole('link', { name: 'Images' }).click();
+  await page.getByText('There are no Images yet').waitFor();
+  expect(await violations(page)).toEqual([]);
+  await page.getByRole('link', { name: 'Fleet' }).click();
+  await page.getByRole('article', { name: /host-1:/ }).waitFor();
   expect(faults).toEqual([]);
 });
 
