@@ -154,7 +154,9 @@ it('of a VM that runs needs no answer of the operator: the VM was Ready in the v
   const claim = await claimVM(access, request('fail'));
   expect(claim.isReady).toBe(true);
   // The status is of an earlier generation until the operator has seen the claim, and there is no connection for a watch.
-  const vm: VM = { ...member(1), metadata: { ...member(1).metadata, generation: 8 } };
+  const conditions = member(1).status?.conditions?.map((one) => ({ ...one, observedGeneration: 7 })) ?? [];
+  const metadata = { ...member(1).metadata, generation: 8 };
+  const vm: VM = { ...member(1), metadata, status: { phase: 'Running', conditions } };
   const usable = { ...access, ...request('fail'), waitFor: 'ready' } as const;
   await expect(untilUsable({ vm }, { ...claim, vm }, usable)).resolves.toBe(vm);
 });
