@@ -45,6 +45,7 @@ import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs.ts';
 import { addVMPoolRoutes } from './vmpools.ts';
 import { addLifeRoutes } from './vms/life.ts';
+import { addVMSnapshotRoutes } from './vmsnapshots.ts';
 import { addVMRoutes, PICTURES, type VMParts } from './vms/routes.ts';
 
 /**
@@ -231,6 +232,7 @@ function addRoutes(
   addLifeRoutes(app);
   addVMConfigRoutes(app, services);
   addVMPoolRoutes(app, services);
+  addVMSnapshotRoutes(app);
   addImageRoutes(app, services, transfers);
   addEmulatorRoutes(app, services);
   addRegistryCredentialRoutes(app);

@@ -220,7 +220,17 @@ export type Command = (typeof COMMANDS)[number];
 
 const commandSchema = z.enum(COMMANDS);
 
-export const execBody = z.object({ command: commandSchema.meta({ description: 'What the machine does.' }) });
+export const execBody = z
+  .object({
+    command: commandSchema.meta({ description: 'What the machine does.' }),
+    snapshot: objectName(
+      'Name of the snapshot to which revert resets the disk. When omitted, the disk is reset to its image.',
+    ).optional(),
+  })
+  .refine(({ command, snapshot }) => snapshot === undefined || command === 'revert', {
+    error: 'belongs to the command revert only',
+    path: ['snapshot'],
+  });
 
 export const execParams = {
   command: commandSchema.meta({ description: 'What the machine does.', examples: ['start'] }),

@@ -1,6 +1,7 @@
 /** The noun `snapshot`: VMSnapshots, to which the disk of a VM can be reset. */
 import type { Command } from 'commander';
 import { notReadyMessage, notReadyReason } from '../../api/http/conditions.ts';
+import { vmSnapshotItem } from '../../api/http/vmsnapshot.ts';
 import { VM_SNAPSHOTS } from '../../api/v1alpha1/resources.ts';
 import type { VMSnapshot } from '../../api/v1alpha1/vmsnapshot.ts';
 import { withCluster } from '../cluster.ts';
@@ -48,16 +49,7 @@ const SNAPSHOT_KIND: NounKind<VMSnapshot> = {
     { header: 'CONSISTENCY', value: ({ status }) => status?.consistency, isWide: true },
     { header: 'MESSAGE', value: notReadyMessage, isWide: true },
   ],
-  itemOf: ({ metadata: { name }, spec: { vmName: vm }, status = {} }) => ({
-    name,
-    vm,
-    status: status.phase,
-    takenAt: status.takenAt,
-    size: status.size,
-    storageSize: status.storageSize,
-    memorySize: status.memory?.size,
-    consistency: status.consistency,
-  }),
+  itemOf: vmSnapshotItem,
   isShared: false,
 };
 

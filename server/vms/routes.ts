@@ -42,7 +42,7 @@ import { SAMPLE } from '../http/samples.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { isPush, pushItem } from '../../api/http/imageitem.ts';
 import { pushedImage, requestCommit, requestResize, savedImage } from '../../actions/disk.ts';
-import { requestPower } from '../../actions/power.ts';
+import { type PowerDetails, requestPower } from '../../actions/power.ts';
 import { takePicture } from '../../actions/session.ts';
 
 const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
@@ -355,7 +355,7 @@ function addPowerRoutes(app: App): void {
       },
     },
     async ({ caller, params, body }) => {
-      await command(caller(), params, body.command);
+      await command(caller(), { ...params, revertTo: body.snapshot }, body.command);
       return success();
     },
   );
@@ -379,8 +379,10 @@ function addPowerRoutes(app: App): void {
   );
 }
 
-async function command(client: CallerClient, ref: NamespacedRef, word: Command): Promise<void> {
-  await requestPower(client, word, async () => await getAs(client, VMS, ref));
+type Target = NamespacedRef & PowerDetails;
+
+async function command(client: CallerClient, { revertTo, ...ref }: Target, word: Command): Promise<void> {
+  await requestPower(client, word, async () => await getAs(client, VMS, ref), { revertTo });
 }
 
 function addImageRoutes(app: App, systemNamespace: string): void {

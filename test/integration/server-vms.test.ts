@@ -6,7 +6,7 @@ import { type Cluster, type OperatorProcess, startCluster } from '../../hack/clu
 import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { SERVICE_ACCOUNTS } from '../../kube/core.ts';
-import { IMAGES, VMS } from '../../api/v1alpha1/resources.ts';
+import { IMAGES, VM_SNAPSHOTS, VMS } from '../../api/v1alpha1/resources.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
 import { accountToken } from '../support/members.ts';
 import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
@@ -249,6 +249,29 @@ describe('actions on a VM', () => {
     expect(await act('unwaited', 'exec', { command: 'suspend' })).toBe(409);
     expect(await act('missing', 'exec', { command: 'start' })).toBe(404);
     expect(await act('known', 'exec', { command: 'explode' })).toBe(422);
+  });
+
+  it('keep its disk, reset it to that, and delete what was kept', async () => {
+    const path = PATH.replace('/vms', '/vmsnapshots');
+    const kept = { name: 'kept', vm: 'known', memory: true };
+    const made = await api.call(path, { method: 'POST', token, body: kept });
+    expect([made.status, made.body]).toEqual([
+      200,
+      expect.objectContaining({ name: 'kept', vm: 'known', status: 'Pending' }),
+    ]);
+    const { spec } = await cluster.client().get(VM_SNAPSHOTS, { namespace, name: 'kept' });
+    expect(spec).toEqual({ vmName: 'known', memory: true });
+    const again = await api.call(path, { method: 'POST', token, body: kept });
+    const lost = await api.call(path, { method: 'POST', token, body: { name: 'lost', vm: 'missing' } });
+    expect([again.status, lost.status]).toEqual([409, 404]);
+    const listed = await api.call(path, { token });
+    expect(listed.body.items).toMatchObject([{ name: 'kept', vm: 'known' }]);
+    expect((await api.call(`${path}/kept`, { token })).status).toBe(200);
+    expect(await act('known', 'exec', { command: 'stop', snapshot: 'kept' })).toBe(422);
+    expect(await act('known', 'exec', { command: 'revert', snapshot: 'kept' })).toBe(200);
+    expect((await vms.get('known')).spec.revertTo).toBe('kept');
+    expect((await api.call(`${path}/kept`, { method: 'DELETE', token })).status).toBe(200);
+    expect((await api.call(`${path}/kept`, { token })).status).toBe(404);
   });
 
   it('make images of its disk', async () => {
