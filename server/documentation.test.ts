@@ -106,8 +106,8 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-function begin(destroyed = false): FakeResponse {
-  const raw = Object.assign(new FakeResponse(), { destroyed });
+function begin(destroyed = false, remoteAddress?: string): FakeResponse {
+  const raw = Object.assign(new FakeResponse(), { destroyed, socket: { remoteAddress } });
   downloads.begin(raw as unknown as ServerResponse);
   return raw;
 }
@@ -118,6 +118,14 @@ it('refuses more answers than the limit, until one has ended', () => {
   answers[0]?.destroy();
   expect(begin).not.toThrow();
   expect(begin).toThrow(/Too many clients/);
+});
+
+it('leaves places for other addresses when one address takes many', () => {
+  const answers = Array.from({ length: 8 }, () => begin(false, '192.0.2.1'));
+  expect(() => begin(false, '192.0.2.1')).toThrow(/Too many clients/);
+  expect(() => begin(false, '192.0.2.2')).not.toThrow();
+  answers[0]?.destroy();
+  expect(() => begin(false, '192.0.2.1')).not.toThrow();
 });
 
 it('does not count the answers of clients that are gone', () => {

@@ -53,21 +53,27 @@ function secured(reply: FastifyReply, type: string): FastifyReply {
 
 /** Largest number of answers at the same time. A browser loads three files for the page. */
 const DOWNLOADS = 32;
+/**
+ * Largest number of answers for one address at the same time. It is a quarter of all, so that a stranger who reads slowly leaves places for
+ * others. Two browsers fit, and a browser that reads at once needs its places only for moments.
+ */
+const ADDRESS_DOWNLOADS = DOWNLOADS / 4;
 /** Time limit of one answer in milliseconds. The largest file has 1.7 MB, which a client with 0.5 Mbit/s gets in this time. */
 const DOWNLOAD_MILLISECONDS = 30_000;
 
 export class FileDownloads {
-  #open = 0;
+  /** Answers under way, with the addresses of their clients. The address of a closed connection is undefined. */
+  readonly #open = new Map<ServerResponse, string | undefined>();
 
   /** Counts an answer until it is sent or its connection is closed. @throws StatusError 503 when too many answers are under way. */
   begin(response: ServerResponse): void {
-    if (this.#open >= DOWNLOADS) {
+    const address = response.socket?.remoteAddress;
+    const neighbours = [...this.#open.values()].filter((one) => one !== undefined && one === address);
+    if (this.#open.size >= DOWNLOADS || neighbours.length >= ADDRESS_DOWNLOADS) {
       throw new StatusError(503, 'Too many clients load this page. Try again later');
     }
-    this.#open += 1;
-    limitReading(response, DOWNLOAD_MILLISECONDS, () => {
-      this.#open -= 1;
-    });
+    this.#open.set(response, address);
+    limitReading(response, DOWNLOAD_MILLISECONDS, () => this.#open.delete(response));
   }
 }
 

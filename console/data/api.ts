@@ -15,6 +15,19 @@ export class RefusedRequestError extends Error {
 
 /** Largest number of characters of one line of a watch. An object has at most 1.5 MB in etcd. */
 const LINE_CHARACTERS = 16 * 1024 * 1024;
+/** Time limit of a read in milliseconds. The server disconnects clients that need longer for a long answer. */
+const READ_MILLISECONDS = 60_000;
+/**
+ * Time in milliseconds without data after which a watch is given up. On a live connection, the API server sends a bookmark each minute. A
+ * page whose laptop has slept or changed its network may never learn that its connection is lost.
+ */
+const SILENCE_MILLISECONDS = 90_000;
+
+interface Watching {
+  readonly signal: AbortSignal;
+  /** Called when the first data arrives. The server sends an empty line when the API server has begun the watch. */
+  readonly onOpen: () => void;
+}
 
 export class Api {
   readonly #token: string;
@@ -26,9 +39,13 @@ export class Api {
     this.#onSignedOut = onSignedOut;
   }
 
-  /** Returns the parsed answer. @throws RefusedRequestError when the server refuses, TypeError when it does not answer. */
+  /**
+   * Returns the parsed answer. @throws RefusedRequestError when the server refuses, TypeError when it does not answer, DOMException when it
+   * answers too late or the signal aborts.
+   */
   async get<T>(path: string, signal: AbortSignal): Promise<T> {
-    return (await (await this.#fetch(path, { signal })).json()) as T;
+    const end = AbortSignal.any([signal, AbortSignal.timeout(READ_MILLISECONDS)]);
+    return (await (await this.#fetch(path, { signal: end })).json()) as T;
   }
 
   /** Sends a change. @throws the same errors as {@link get}. */
@@ -40,16 +57,14 @@ export class Api {
   }
 
   /** Yields the events of a watch until its end. A line without an end is left out. @throws the same errors as {@link get}. */
-  async *watch<T>(path: string, signal: AbortSignal): AsyncGenerator<ObjectEvent<T>> {
-    const { body } = await this.#fetch(path, { signal });
-    const reader = body?.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = '';
-    for (;;) {
-      const { value, done } = (await reader?.read()) ?? { value: undefined, done: true };
-      if (value === undefined || done) {
-        return;
+  async *watch<T>(path: string, { signal, onOpen }: Watching): AsyncGenerator<ObjectEvent<T>> {
+    let [rest, isOpen] = ['', false];
+    for await (const text of this.#texts(path, signal)) {
+      if (!isOpen) {
+        isOpen = true;
+        onOpen();
       }
-      const lines = (rest + value).split('\n');
+      const lines = (rest + text).split('\n');
       rest = lines.pop() ?? '';
       if (rest.length > LINE_CHARACTERS) {
         throw new RefusedRequestError(502, 'The server sent a line that is too long');
@@ -57,6 +72,29 @@ export class Api {
       for (const line of lines.filter((one) => one !== '')) {
         yield JSON.parse(line) as ObjectEvent<T>;
       }
+    }
+  }
+
+  /** Yields the pieces of an answer until its end, or until no piece has come for {@link SILENCE_MILLISECONDS}. */
+  async *#texts(path: string, signal: AbortSignal): AsyncGenerator<string> {
+    const end = new AbortController();
+    const waitForData = () => setTimeout(() => end.abort(), SILENCE_MILLISECONDS);
+    let silence = waitForData();
+    try {
+      const { body } = await this.#fetch(path, { signal: AbortSignal.any([signal, end.signal]) });
+      const reader = body?.pipeThrough(new TextDecoderStream()).getReader();
+      for (;;) {
+        const { value, done } = (await reader?.read()) ?? { value: undefined, done: true };
+        if (value === undefined || done) {
+          return;
+        }
+        clearTimeout(silence);
+        silence = waitForData();
+        yield value;
+      }
+    } finally {
+      clearTimeout(silence);
+      end.abort();
     }
   }
 

@@ -38,6 +38,9 @@ const BETWEEN_MILLISECONDS = 1_000;
 /** Statuses that no later attempt changes. */
 const FINAL: ReadonlySet<number> = new Set([400, 401, 403, 404]);
 const GONE = 410;
+const TOO_LARGE = 422;
+/** Largest number of objects on one page of a list. */
+const PAGE_OBJECTS = 500;
 
 interface Page<T> {
   readonly items: readonly T[];
@@ -96,8 +99,9 @@ async function followOnce<T extends KubeObject>(
     if (position.value === undefined) {
       position.value = await listAll(followed, end);
     }
-    onChange({ state: 'live' });
-    for await (const event of api.watch<T>(`/console/watch/${path}?resourceVersion=${position.value}`, end)) {
+    const address = `/console/watch/${path}?resourceVersion=${position.value}`;
+    const onOpen = () => onChange({ state: 'live' });
+    for await (const event of api.watch<T>(address, { signal: end, onOpen })) {
       refuseErrors(event);
       onLive();
       collection.apply(event);
@@ -116,21 +120,48 @@ async function followOnce<T extends KubeObject>(
 }
 
 /** Reads all pages of the list into the collection. Returns its resourceVersion. @throws RefusedRequestError when the server refuses. */
-async function listAll<T extends KubeObject>(
-  { api, path, collection }: Followed<T>,
-  signal: AbortSignal,
-): Promise<string> {
+async function listAll<T extends KubeObject>(followed: Followed<T>, signal: AbortSignal): Promise<string> {
   const items: T[] = [];
-  let [position, resourceVersion] = ['', ''];
+  const part = { limit: PAGE_OBJECTS, position: '' };
+  let page: Page<T>;
   do {
-    const query = position === '' ? '' : `?continue=${encodeURIComponent(position)}`;
-    const page = await api.get<Page<T>>(`/console/objects/${path}${query}`, signal);
+    page = await readPage(followed, part, signal);
     items.push(...page.items);
-    ({ resourceVersion } = page);
-    position = page.continue ?? '';
-  } while (position !== '');
-  collection.replace(items);
-  return resourceVersion;
+    part.position = page.continue ?? '';
+  } while (part.position !== '');
+  followed.collection.replace(items);
+  return page.resourceVersion;
+}
+
+/** Part of a list that the next request reads. */
+interface ListPart {
+  /** Largest number of objects. */
+  limit: number;
+  /** Position at which the part begins. It is empty at the beginning of the list. */
+  position: string;
+}
+
+/** Reads one page. While its objects are together too large for one answer, it halves the limit, also for the later pages. */
+async function readPage<T extends KubeObject>(
+  { api, path }: Followed<T>,
+  part: ListPart,
+  signal: AbortSignal,
+): Promise<Page<T>> {
+  const position = part.position === '' ? '' : `&continue=${encodeURIComponent(part.position)}`;
+  for (;;) {
+    try {
+      return await api.get<Page<T>>(`/console/objects/${path}?limit=${part.limit}${position}`, signal);
+    } catch (error) {
+      if (part.limit === 1 || !isTooLarge(error)) {
+        throw error;
+      }
+      part.limit = Math.floor(part.limit / 2);
+    }
+  }
+}
+
+function isTooLarge(error: unknown): boolean {
+  return error instanceof RefusedRequestError && error.status === TOO_LARGE;
 }
 
 /** @throws RefusedRequestError when the event is the error with which the API server ends a watch. */

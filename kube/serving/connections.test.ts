@@ -4,7 +4,7 @@ import { connect as connectTls } from 'node:tls';
 import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { createKey, selfSigned } from '../certificates/certificate.ts';
-import { keepConnection } from './connections.ts';
+import { accountNamespaceOf, keepConnection } from './connections.ts';
 import { HttpError } from './httperror.ts';
 import { createServer, type ListeningServer, listen, reply } from './httpserver.ts';
 
@@ -95,4 +95,12 @@ it.each([
   expect(statuses.filter((status) => status === 200)).toHaveLength((LIMIT * 3) / 4);
   expect(statuses.at(-1)).toBe(429);
   expect(await ask(await open(), 'system:serviceaccount:other:ci')).toBe(200);
+});
+
+it.each([
+  ['system:serviceaccount:team:ci', 'team'],
+  ['ann', undefined],
+  ['oidc:system:serviceaccount:team:ci', undefined],
+])('the namespace of %s is %s', (username, namespace) => {
+  expect(accountNamespaceOf(username)).toBe(namespace);
 });

@@ -14,8 +14,8 @@ import { HttpError } from './httperror.ts';
 const CALLER_SHARE = 3 / 4;
 const ADDRESS_SHARE = 1 / 2;
 
-/** Part of the names of service accounts before the name of their namespace. */
-const SERVICE_ACCOUNT = /^(system:serviceaccount:[^:]+):/;
+/** Names of service accounts, up to the name of their namespace. */
+const SERVICE_ACCOUNT = /^system:serviceaccount:([^:]+):/;
 
 interface Connection {
   readonly socket: Socket;
@@ -104,5 +104,12 @@ export function limitConnections(server: Server | HttpsServer, limit: number): v
  * @throws HttpError 429 when the caller has too many connections.
  */
 export function keepConnection(socket: Socket, username: string): void {
-  limitsOf.get(socket)?.admit(socket, SERVICE_ACCOUNT.exec(username)?.[1] ?? username);
+  const namespace = accountNamespaceOf(username);
+  const caller = namespace === undefined ? username : `system:serviceaccount:${namespace}`;
+  limitsOf.get(socket)?.admit(socket, caller);
+}
+
+/** Returns the namespace of a service account. It is undefined for other users. */
+export function accountNamespaceOf(username: string): string | undefined {
+  return SERVICE_ACCOUNT.exec(username)?.[1];
 }

@@ -43,7 +43,7 @@ export function addConsolePage(app: App): void {
   let bundle: Bundle | undefined;
   const read = async (): Promise<Bundle> => (bundle ??= await readBundle());
   app.get(CONSOLE_PATH, options, async (_request, reply) => {
-    const html = pageHTML(await read());
+    const { html } = await read();
     return await reply
       .headers(PAGE_HEADERS)
       .type('text/html; charset=utf-8')
@@ -57,31 +57,38 @@ export function addConsolePage(app: App): void {
         .headers(PAGE_HEADERS)
         .type(type)
         .header('cache-control', `max-age=${KEEP_SECONDS}`)
-        .send(bundled[file as File]);
+        .send(bundled.texts[file as File]);
     });
   }
 }
 
-type Bundle = Readonly<Record<File, string>>;
+type Texts = Readonly<Record<File, string>>;
 
-/** Reads the files of the bundle. @throws StatusError 501 when nobody has made the bundle. */
+interface Bundle {
+  readonly texts: Texts;
+  /** HTML of the page. It is made once, because clients without a token can request it often. */
+  readonly html: string;
+}
+
+/** Reads the files of the bundle, and makes the HTML. @throws StatusError 501 when nobody has made the bundle. */
 async function readBundle(): Promise<Bundle> {
   const names = Object.keys(FILES) as File[];
-  const texts = names.map(async (file) => await readFile(join(FOLDER, file), 'utf8'));
-  const found = await undefinedIf(isMissing, Promise.all(texts));
+  const reads = names.map(async (file) => await readFile(join(FOLDER, file), 'utf8'));
+  const found = await undefinedIf(isMissing, Promise.all(reads));
   if (found === undefined) {
     throw new StatusError(
       501,
       'The files of the console are missing here. The command make bundle makes them',
     );
   }
-  return Object.fromEntries(names.map((file, index) => [file, found[index]])) as Bundle;
+  const texts = Object.fromEntries(names.map((file, index) => [file, found[index]])) as Texts;
+  return { texts, html: pageHTML(texts) };
 }
 
 /** Returns the HTML. The addresses of the files contain their digests, so that a browser never mixes files of two releases. */
-function pageHTML(bundle: Bundle): string {
+function pageHTML(texts: Texts): string {
   const address = (file: File) =>
-    `${CONSOLE_PATH}${file}?v=${createHash('sha256').update(bundle[file]).digest('hex').slice(0, 16)}`;
+    `${CONSOLE_PATH}${file}?v=${createHash('sha256').update(texts[file]).digest('hex').slice(0, 16)}`;
   return `<!doctype html>
 <html lang="en">
   <head>

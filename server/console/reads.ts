@@ -5,6 +5,7 @@
 import { Readable } from 'node:stream';
 import * as z from 'zod';
 import { HOSTS_SELECTOR } from '../../api/http/host.ts';
+import { listQuerySchema } from '../../api/http/request.ts';
 import { GROUP } from '../../api/v1alpha1/names.ts';
 import {
   EMULATORS,
@@ -21,22 +22,23 @@ import {
 import { query } from '../../kube/client.ts';
 import { EVENTS, type Node, NODES } from '../../kube/core.ts';
 import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
+import { accountNamespaceOf } from '../../kube/serving/connections.ts';
 import { listObjectsAs } from '../callers/list.ts';
-import { callerMay, getAs } from '../callers/objects.ts';
+import { callerMay } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { limitReading } from '../http/answers.ts';
-import { namespaceParams, objectParams } from '../http/namespaces.ts';
+import { namespaceParams } from '../http/namespaces.ts';
 import type { WaitingRequests } from '../http/waiting.ts';
 import type { Services } from '../services.ts';
 
-/** Paths of the reads: lists and single objects, watches, and facts about the caller. */
+/** Paths of the reads: lists, watches, and facts about the caller. */
 const OBJECTS_PATH = '/console/objects';
 const WATCH_PATH = '/console/watch';
 const SESSION_PATH = '/console/session';
 
 /** Largest number of watches of one user: six open pages with four each. A page that nobody sees has none. */
 export const USER_WATCHES = 24;
-/** Largest number of objects in one answer. A page of VMs then has about 2 MB. */
+/** Largest number of objects in one answer, and the default. A page of VMs then has about 2 MB. */
 const PAGE_OBJECTS = 500;
 /**
  * Time in seconds after which a watch ends, and the page begins the next one. The API server checks a token only when a watch begins, so a
@@ -47,8 +49,6 @@ const WATCH_SECONDS = 300;
 const WATCH_MILLISECONDS = (WATCH_SECONDS + 30) * 1000;
 /** Largest number of bytes of one watch. After them the page begins the next watch, so that each client is admitted again. */
 const WATCH_BYTES = 64 * 1024 * 1024;
-/** Largest length of a position in a list. The API server makes positions of a few hundred characters. */
-const POSITION_LENGTH = 4_096;
 
 /** Kinds of which a caller can read objects in a namespace, or in all. */
 const NAMESPACED: readonly Resource<KubeObject>[] = [
@@ -77,7 +77,8 @@ const CLUSTER_WIDE: readonly Target[] = [
   { type: NODES, labelSelector: HOSTS_SELECTOR, trim: withoutImages },
 ];
 
-const listQuery = z.object({ continue: z.string().max(POSITION_LENGTH).optional() });
+/** The page asks for a smaller `limit` when its objects are together too large for one answer. */
+const listQuery = listQuerySchema.pick({ limit: true, continue: true });
 const watchQuery = z.object({
   resourceVersion: z.string().regex(/^\d{1,20}$/, 'must be the resourceVersion of a list, a whole number'),
 });
@@ -105,15 +106,6 @@ export function addConsoleReads(app: App, { config }: Services, watching: Waitin
     const scope = `namespaces/:namespace/${type.plural}`;
     addList(app, { type }, `${OBJECTS_PATH}/${scope}`);
     addWatch(app, watching, { type }, `${WATCH_PATH}/${scope}`);
-    app.get(
-      `${OBJECTS_PATH}/${scope}/:name`,
-      {
-        exposeHeadRoute: false,
-        schema: { ...hidden, params: objectParams(type.kind, 'one') },
-        serializerCompiler,
-      },
-      async ({ caller, params }) => await getAs(caller(), type, params),
-    );
   }
   addEvents(app);
 }
@@ -139,9 +131,9 @@ function addList(app: App, { type, labelSelector, trim }: Target, path: string):
     { exposeHeadRoute: false, schema: { ...hidden, ...params, querystring: listQuery }, serializerCompiler },
     async (request) => {
       const { namespace } = request.params as { namespace?: string };
-      const { continue: position } = request.query;
+      const { limit = PAGE_OBJECTS, continue: position } = request.query;
       const scope = namespace === undefined ? {} : { namespace };
-      const selection = { ...scope, labelSelector, limit: PAGE_OBJECTS, continue: position };
+      const selection = { ...scope, labelSelector, limit, continue: position };
       return await listObjectsAs(request.caller(), type, selection, trim);
     },
   );
@@ -164,7 +156,10 @@ function addWatch(app: App, watching: WaitingRequests, { type, labelSelector }: 
         timeoutSeconds: WATCH_SECONDS,
       };
       const user = await client.username();
-      return await watching.run(reply.raw, { user }, async ({ signal }) => {
+      // Members of a namespace can create any number of service accounts, so their watches also have a limit together.
+      const accounts = accountNamespaceOf(user);
+      const owner = accounts === undefined ? { user } : { user, namespace: accounts };
+      return await watching.run(reply.raw, owner, async ({ signal }) => {
         const events = await pages.stream(pathOf(type, scope) + query(parameters), signal);
         limitReading(reply.raw, WATCH_MILLISECONDS, () => undefined);
         return await reply.type('application/json').send(Readable.from(limitBytes(events)));

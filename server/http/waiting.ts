@@ -35,7 +35,8 @@ export interface Owner {
   /** Name of the caller. It is always known to the API server, because requests of unknown callers never wait. */
   readonly user: string;
   /**
-   * Namespace of the request, if the request has one. A namespace has its own limit, because one member can have several accounts.
+   * Namespace of the request, if the request has one, or of the service account that sends it. A namespace has its own limit, because one
+   * member can have several accounts.
    */
   readonly namespace?: string;
 }
