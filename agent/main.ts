@@ -2,7 +2,7 @@
  * `node agent/main.ts --config FILE`: runs the agent, which makes this computer a host of VMs. A signal stops the agent, but its VMs
  * continue to run.
  */
-import './threads.ts';
+import '../base/threads.ts';
 import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';

@@ -23,7 +23,7 @@ import { GitHubError } from './github/error.ts';
 import type { GitHubNetwork } from './github/http.ts';
 import { deleteVM, FIELD_MANAGER, makeRunner, prolongVM, readVM, type RunnerPlace } from './machines.ts';
 import type { RunnerMetrics } from './metrics.ts';
-import { type Bidder, isHungry, offerTo, PERIOD_MILLISECONDS } from './offers.ts';
+import { type Bidder, countVMs, isHungry, offerTo, PERIOD_MILLISECONDS } from './offers.ts';
 import type { Needs } from './places.ts';
 import {
   countWanted,
@@ -43,6 +43,8 @@ const WIDTH = 4;
 /** First and longest wait in milliseconds after a VM could not be made. */
 const FAILED_FIRST_MILLISECONDS = 5_000;
 const FAILED_CAP_MILLISECONDS = 300_000;
+/** Number of failures in a row from which on the set keeps no places for VMs that it cannot make. One failure can be a short fault. */
+const LASTING_FAILURES = 3;
 /** Index of the VMs by the uid of their RunnerSet. */
 export const VMS_BY_SET = 'set';
 
@@ -184,13 +186,18 @@ export class RunnerSetReconciler {
       return undefined;
     }
     const { namespace: name = '' } = set.metadata;
-    const { statistics, memory, prefix, offered } = state;
-    const live = liveVMs(this.#vmsOf(set).map(readVM), memory);
-    const placed = live.filter(({ isPlaced }) => isPlaced).length;
-    const wanted = countWanted(set.spec, statistics) ?? 0;
+    const { namespaces, pods, clock } = this.#options;
+    const { statistics, memory, prefix, offered, failures } = state;
+    const { placed, due, isStuck } = countVMs({
+      live: liveVMs(this.#vmsOf(set).map(readVM), memory),
+      wanted: countWanted(set.spec, statistics) ?? 0,
+      canMake: failures.count < LASTING_FAILURES,
+      hasPod: (vm) => pods.cache.get(`${name}/${vm}`) !== undefined,
+      now: clock(),
+    });
     return {
       key,
-      namespace: this.#options.namespaces.cache.get(name) ?? {
+      namespace: namespaces.cache.get(name) ?? {
         apiVersion: 'v1',
         kind: 'Namespace',
         metadata: { name },
@@ -198,10 +205,10 @@ export class RunnerSetReconciler {
       prefix,
       needs: this.#needsOf(set),
       placed,
-      due: Math.max(live.length, wanted) - placed,
+      due,
       max: set.spec.max,
       offered,
-      isHungry: isHungry(statistics, offered),
+      isHungry: !isStuck && isHungry(statistics, offered),
     };
   }
 

@@ -13,6 +13,12 @@ import { GitHubError, isAnswer, quote } from './github/error.ts';
 
 /** First and longest wait between two attempts, in milliseconds. */
 const BACKOFF = { firstMilliseconds: 1_000, capMilliseconds: 60_000, jitter: 0.5 } as const;
+/**
+ * Least time in milliseconds between the beginnings of two polls, after an answer without and with a message. The polls of GitHub take
+ * longer. A server that answers at once must not keep this program busy.
+ */
+const QUIET_POLL_MILLISECONDS = 1_000;
+const NEWS_POLL_MILLISECONDS = 250;
 /** Time in milliseconds for the end of the session at a stop. Kubernetes gives a Pod 30 s. */
 const END_MILLISECONDS = 5_000;
 
@@ -58,6 +64,8 @@ export class Listener {
   #session: Session | undefined;
   #lastID: number | undefined;
   #deletesSet = false;
+  /** Time, as in `performance.now`, before which no poll begins. */
+  #nextPollAt = 0;
 
   /** Starts to listen. */
   constructor(options: ListenerOptions) {
@@ -147,11 +155,7 @@ export class Listener {
         return;
       }
       try {
-        const message = await github.nextMessage(
-          session,
-          { lastID: this.#lastID, capacity: this.#options.capacity() },
-          signal,
-        );
+        const message = await this.#poll(github, session, signal);
         this.#backoff.reset();
         isRefused = false;
         if (message !== undefined) {
@@ -166,6 +170,17 @@ export class Listener {
         await this.#refresh(github, this.#setID, session, signal);
       }
     }
+  }
+
+  /** Waits for the turn of the next poll, and polls. The offer is computed after the wait, so that it is new. */
+  async #poll(github: GitHub, session: Session, signal: AbortSignal): Promise<QueueMessage | undefined> {
+    await rest(Math.max(0, this.#nextPollAt - performance.now()), signal);
+    signal.throwIfAborted();
+    const beganAt = performance.now();
+    const offer = { lastID: this.#lastID, capacity: this.#options.capacity() };
+    const message = await github.nextMessage(session, offer, signal);
+    this.#nextPollAt = beganAt + (message === undefined ? QUIET_POLL_MILLISECONDS : NEWS_POLL_MILLISECONDS);
+    return message;
   }
 
   /** Confirms a message, and acts afterwards. If this process dies in between, the statistics of the next session say the same. */

@@ -1,4 +1,5 @@
 /** `node runners/main.ts [--config FILE] [--kubeconfig FILE]` starts the runners for GitHub. */
+import '../base/threads.ts';
 import '../base/heap.ts';
 import { runProgram } from '../kube/program.ts';
 import { loadConfig } from './config.ts';

@@ -3,7 +3,16 @@ import { describe, expect, it } from 'vitest';
 import { HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
 import type { Namespace, Node, Pod } from '../kube/core.ts';
 import { assertHistories } from '../test/support/properties.ts';
-import { type Bidder, isHungry, offerTo } from './offers.ts';
+import {
+  type Bidder,
+  type Counts,
+  countVMs,
+  type Demand,
+  isHungry,
+  offerTo,
+  POD_MILLISECONDS,
+} from './offers.ts';
+import type { RunnerVM } from './plan.ts';
 
 const NAMESPACE: Namespace = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'ci' } };
 
@@ -118,6 +127,41 @@ it.each([
   [{ totalAssignedJobs: 0, totalAvailableJobs: 1 }, 3, true],
 ])('jobs may wait with %j and an offer of %i: %s', (statistics, offered, hungry) => {
   expect(isHungry(statistics, offered)).toBe(hungry);
+});
+
+describe('the places that the VMs of a set need', () => {
+  const now = Date.parse('2030-01-01T00:00:00Z');
+
+  /** Returns a VM that is too old to have no Pod. */
+  function vm(name: string, change: Partial<RunnerVM> = {}): RunnerVM {
+    return {
+      name,
+      createdAt: now - POD_MILLISECONDS,
+      runningAt: undefined,
+      readyAt: undefined,
+      aliveUntil: undefined,
+      isPlaced: false,
+      isEnding: false,
+      ...change,
+    };
+  }
+
+  function count(change: Partial<Demand>): Counts {
+    return countVMs({ live: [], wanted: 0, canMake: true, hasPod: () => false, now, ...change });
+  }
+
+  it('are those of its missing VMs, of new ones, and of those whose Pods wait', () => {
+    const live = [vm('placed', { isPlaced: true }), vm('new', { createdAt: now - 1 }), vm('waiting')];
+    const hasPod = (name: string): boolean => name === 'waiting';
+    expect(count({ live, wanted: 5, hasPod })).toEqual({ placed: 1, due: 4, isStuck: false });
+    expect(count({ live: live.slice(0, 1), wanted: 1 })).toEqual({ placed: 1, due: 0, isStuck: false });
+  });
+
+  it('are none if its VMs get no Pods, or if none can be made', () => {
+    const live = [vm('placed', { isPlaced: true }), vm('stuck')];
+    expect(count({ live, wanted: 2 })).toEqual({ placed: 1, due: 0, isStuck: true });
+    expect(count({ wanted: 50, canMake: false })).toEqual({ placed: 0, due: 0, isStuck: true });
+  });
 });
 
 const SETS = 4;

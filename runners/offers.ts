@@ -3,6 +3,7 @@
  * its long poll, and GitHub keeps it until the poll ends. So an offer takes its places from the offers to other sets until then.
  */
 import { type Asker, type Fleet, Places } from './places.ts';
+import type { RunnerVM } from './plan.ts';
 
 /**
  * Time in milliseconds for which the same sets come first if there are fewer places than sets. A poll takes 50 s at most: one ends and gives
@@ -10,17 +11,52 @@ import { type Asker, type Fleet, Places } from './places.ts';
  */
 export const PERIOD_MILLISECONDS = 120_000;
 
+/** Age in milliseconds up to which a VM counts before it has a Pod. An older VM without a Pod waits for something else than a place. */
+export const POD_MILLISECONDS = 30_000;
+
 /** A set in the split. */
 export interface Bidder extends Asker {
   /** Number of its VMs that have a host, and that have a job or can take one. */
   readonly placed: number;
-  /** Number of further VMs that it needs now, for the jobs that it has and for `min`. */
+  /** Number of further VMs that it needs now, for the jobs that it has and for `min`, and that can use a place. */
   readonly due: number;
   readonly max: number;
   /** Number of jobs in the offer that GitHub has now. It is 0 if GitHub has none. */
   readonly offered: number;
-  /** Whether more jobs may wait for the set than it can run. */
+  /** Whether more jobs may wait for the set than it can run, and more places would help. */
   readonly isHungry: boolean;
+}
+
+/** VMs that a set has and wants. */
+export interface Demand {
+  readonly live: readonly RunnerVM[];
+  /** Number of VMs that there should be. */
+  readonly wanted: number;
+  /** Whether missing VMs can be made, as far as anybody knows. */
+  readonly canMake: boolean;
+  readonly hasPod: (name: string) => boolean;
+  /** Current time in milliseconds since the epoch. */
+  readonly now: number;
+}
+
+/** Number of VMs by the places that they have and can use. */
+export interface Counts extends Pick<Bidder, 'placed' | 'due'> {
+  /** Whether VMs are missing or wait, and none of them can use a place. */
+  readonly isStuck: boolean;
+}
+
+/**
+ * Counts the VMs of a set. A wrong `configRef` or a quota can keep VMs from their Pods for hours, or prevent new VMs. Such VMs are not due,
+ * because other sets would lose the places for them.
+ */
+export function countVMs({ live, wanted, canMake, hasPod, now }: Demand): Counts {
+  const waiting = live.filter(({ isPlaced }) => !isPlaced);
+  const usable = waiting.filter(
+    ({ name, createdAt }) => hasPod(name) || now - createdAt < POD_MILLISECONDS,
+  ).length;
+  const missing = Math.max(0, wanted - live.length);
+  const due = usable + (canMake ? missing : 0);
+  return { placed: live.length - waiting.length, due, isStuck: due === 0 && waiting.length + missing > 0 };
 }
 
 /** Returns whether more jobs may wait: GitHub says so, or the set has as many jobs as it was last offered. */

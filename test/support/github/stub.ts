@@ -22,8 +22,8 @@ export class GitHubStub implements AsyncDisposable {
   readonly requests: SeenRequest[] = [];
   readonly sets: StubSet[] = [];
   readonly runners = new Map<string, StubRunner>();
-  /** Time of a long poll without news. */
-  pollMilliseconds = 300;
+  /** Time of a long poll without news. The program would wait after a shorter one. */
+  pollMilliseconds = 1_000;
   /** Fault of all requests. */
   fault: Fault | undefined;
   /** Tokens of the REST API that are refused. */
@@ -344,6 +344,7 @@ export class GitHubStub implements AsyncDisposable {
     const { org } = set;
     if (method === 'DELETE') {
       set.session = undefined;
+      this.#wake();
       return [204, undefined];
     }
     if (method === 'POST') {

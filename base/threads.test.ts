@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { run } from '../base/exec.ts';
+import { run } from './exec.ts';
 
 const NAMES_AT_ONCE = 32;
 
