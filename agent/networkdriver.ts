@@ -179,7 +179,8 @@ function createVmnet(
     );
   }
   logger.warn('Guests can reach every address that this host reaches; run only guests you trust');
-  return new VmnetNetwork({ hostAddress: hostAddress ?? nodeAddress, ports, addressOf: guestAddress });
+  const address = hostAddress ?? nodeAddress;
+  return new VmnetNetwork({ hostAddress: address, ports, addressOf: guestAddress, logger });
 }
 
 /**

@@ -262,7 +262,11 @@ export interface Driver {
    * Without `base`, the disk is blank and has the size `diskSizeBytes`. If `diskSizeBytes` is undefined too, the machine has no disk.
    */
   create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
-  /** Starts the machine. Resolves when its hypervisor answers. After an error no process is left. @throws ReasonedError on a failure. */
+  /**
+   * Starts the machine. Resolves when its hypervisor answers. After an error no process is left. The signal can end the start early.
+   *
+   * @throws ReasonedError on a failure; the signal's reason when the signal has ended the start.
+   */
   start(folder: MachineFolder, plan: LaunchPlan, signal?: AbortSignal): Promise<void>;
   /**
    * Ends a machine. First asks the guest agent, if any, to shut the guest down. If the guest continues to run, the driver presses the
@@ -372,7 +376,7 @@ export interface DriverOfVMs extends Driver {
    * system. The guest continues meanwhile. The file is not flushed, and it is removed when the promise rejects.
    *
    * The agent can call other functions during a copy. `create`, `start`, `unpause`, `resume`, `revert` and a second copy wait until the
-   * first copy ends. The signal of `start`, `unpause` and `resume` can end only this wait. The promise then rejects with the signal's
+   * first copy ends. The signal of `start`, `unpause` and `resume` can end this wait. The promise then rejects with the signal's
    * reason, and the machine is unchanged. `delete` and `close` make the copy fail, and wait until it has ended. If the machine runs,
    * `stop`, `pause` and `suspend` also make the copy fail.
    *

@@ -1,6 +1,7 @@
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Server } from 'node:net';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { pino } from 'pino';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { hostPortsSchema } from '../../api/v1alpha1/ports.ts';
 import { VmnetNetwork } from './vmnet.ts';
@@ -9,23 +10,25 @@ const LOOPBACK = '127.0.0.1';
 const CARD = { macAddress: '52:54:00:AB:00:01' };
 
 let guest: Server;
-let addresses: Map<string, string>;
+let addresses: Map<string, string | Promise<string>>;
 let asked: number;
 let now: number;
+let logged: string[];
 let network: VmnetNetwork;
 
 beforeEach(async () => {
   guest = createServer((socket) => socket.end('hello from the guest')).listen(0, LOOPBACK);
   await once(guest, 'listening');
   addresses = new Map();
-  [asked, now] = [0, 1_000_000];
+  [asked, now, logged] = [0, 1_000_000, []];
   network = new VmnetNetwork({
     hostAddress: LOOPBACK,
     ports: hostPortsSchema.parse({}),
     addressOf: async (uid) => {
       asked += 1;
-      return await Promise.resolve(addresses.get(uid));
+      return await addresses.get(uid);
     },
+    logger: pino({ base: null, timestamp: false }, { write: (line) => logged.push(line) }),
     now: () => now,
   });
 });
@@ -70,6 +73,57 @@ it('passes connections on to the guest once it has an address, and closes the po
   await network.detach('one');
   await expect(read(reserved)).rejects.toThrow('ECONNREFUSED');
   expect(await network.attached()).toEqual([]);
+});
+
+it('logs once why connections fail', async () => {
+  const reserved = await port();
+  await network.attach('one', { ...CARD, ports: [reserved] });
+  await expect(read(reserved)).rejects.toThrow('ECONNRESET');
+  await expect(read(reserved)).rejects.toThrow('ECONNRESET');
+  expect(logged).toEqual([expect.stringContaining('The guest has no address yet') as string]);
+});
+
+it('does not connect a client whose connection has ended before the address is known', async () => {
+  const reserved = await port();
+  const { promise, resolve } = Promise.withResolvers<string>();
+  addresses.set('one', promise);
+  await network.attach('one', { ...CARD, ports: [reserved] });
+  const ended = read(reserved);
+  await vi.waitFor(() => expect(asked).toBe(1));
+  await network.detach('one');
+  expect(await ended).toBe('');
+  let connections = 0;
+  guest.on('connection', () => (connections += 1));
+  resolve(LOOPBACK);
+  await promise;
+  const direct = { ...reserved, hostPort: reserved.guestPort };
+  expect([await read(direct), await read(direct)]).toEqual(['hello from the guest', 'hello from the guest']);
+  expect(connections).toBe(2);
+});
+
+it('reports a port that another program has taken while no agent ran, keeps the others open, and opens it later', async () => {
+  const program = createServer().listen(0, LOOPBACK);
+  await once(program, 'listening');
+  const free = await port();
+  const taken = { ...free, hostPort: portOf(program) };
+  addresses.set('one', LOOPBACK);
+  await network.attach('one', { ...CARD, ports: [taken, free], running: true });
+  expect(await read(free)).toBe('hello from the guest');
+  const fault = expect.stringContaining(`cannot open port ${taken.hostPort}/TCP`) as string;
+  expect(await network.check()).toMatchObject({
+    healthy: true,
+    repaired: [],
+    faults: [fault],
+    machines: { one: { healthy: false, message: fault } },
+  });
+  program.close();
+  await once(program, 'close');
+  expect(await network.check()).toMatchObject({
+    repaired: [`Port ${taken.hostPort}/TCP of machine one was closed`],
+    faults: [],
+    machines: { one: { healthy: true } },
+  });
+  expect(await read(taken)).toBe('hello from the guest');
 });
 
 it('asks seldom for an address, because each question starts a program', async () => {

@@ -4,6 +4,7 @@
  * connections end with the agent. The ports are open again when the next agent has taken over its machines.
  */
 import { createServer, createConnection, type Server, type Socket } from 'node:net';
+import type { Logger } from 'pino';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import type { PortRules } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
@@ -14,6 +15,7 @@ import {
   type GuestNetwork,
   type NamespaceNetwork,
   type Network,
+  type NetworkHealth,
   type NetworkReport,
   normaliseMacAddress,
 } from './network.ts';
@@ -29,6 +31,15 @@ const UNKNOWN_MILLISECONDS = 2_000;
 const CONNECTIONS = 256;
 /** Time limit for the connection to a guest on the same host. */
 const CONNECT_MILLISECONDS = 10_000;
+/**
+ * Time after which the kernel asks whether the peer of an idle connection still exists. Otherwise clients that have vanished, for example
+ * laptops that sleep, would count as connections forever.
+ */
+const IDLE_MILLISECONDS = 60_000;
+/** Largest number of different errors of connections that are logged between two starts of a machine. Clients repeat their attempts. */
+const LOGGED_ERRORS = 8;
+
+const TOO_MANY = 'The guest has too many connections';
 
 export interface VmnetNetworkOptions {
   /** IPv4 address of this host on which the reserved ports are open; 0.0.0.0 means all addresses. */
@@ -37,6 +48,7 @@ export interface VmnetNetworkOptions {
   ports: PortRules;
   /** Asks for the address of a guest by the uid of its machine. Undefined as long as the guest has none. */
   addressOf: (uid: string) => Promise<string | undefined>;
+  logger: Logger;
   /** Clock in milliseconds that is never set back. */
   now?: () => number;
 }
@@ -44,7 +56,11 @@ export interface VmnetNetworkOptions {
 interface Attachment {
   ports: readonly MachinePort[];
   servers: Server[];
+  /** Errors of the ports that could not be opened. Each check tries to open these ports again. */
+  faults: Map<MachinePort, ReasonedError>;
   connections: Set<Socket>;
+  /** Messages of the errors of connections that were logged. */
+  logged: Set<string>;
   address: string | undefined;
   /** Time of the last question for the address. */
   askedAt: number;
@@ -87,19 +103,20 @@ export class VmnetNetwork implements Network {
     const attachment: Attachment = {
       ports,
       servers: [],
+      faults: new Map(),
       connections: new Set(),
+      logged: new Set(),
       address: undefined,
       askedAt: Number.NEGATIVE_INFINITY,
       asking: undefined,
     };
     this.#attachments.set(uid, attachment);
-    try {
-      for (const port of ports) {
-        attachment.servers.push(await this.#listen(uid, port, attachment));
-      }
-    } catch (error) {
+    await this.#openPorts(uid, attachment, ports);
+    const [fault] = attachment.faults.values();
+    // The other ports of a machine that already runs stay open, and the checks report the fault.
+    if (fault !== undefined && !running) {
       await this.detach(uid);
-      throw error;
+      throw fault;
     }
     const { hostAddress } = this.#options;
     const mac = normaliseMacAddress(macAddress);
@@ -118,8 +135,7 @@ export class VmnetNetwork implements Network {
   async detach(uid: string): Promise<void> {
     const attachment = this.#attachments.get(uid);
     this.#attachments.delete(uid);
-    attachment?.connections.forEach((socket) => socket.destroy());
-    await Promise.all((attachment?.servers ?? []).map(async (server) => await closed(server)));
+    await (attachment && closePorts(attachment));
   }
 
   async address(uid: string): Promise<string | undefined> {
@@ -138,15 +154,26 @@ export class VmnetNetwork implements Network {
     return attachment.address;
   }
 
+  /** Opens the ports that could not be opened before. */
   async check(): Promise<NetworkReport> {
-    const machines = [...this.#attachments].map(([uid, { servers }]) => [uid, healthOf(servers)] as const);
-    return await Promise.resolve({
+    const repaired: string[] = [];
+    for (const [uid, attachment] of this.#attachments) {
+      const missing = [...attachment.faults.keys()];
+      await this.#openPorts(uid, attachment, missing);
+      const opened = missing.filter((port) => !attachment.faults.has(port));
+      repaired.push(...opened.map(({ hostPort }) => `Port ${hostPort}/TCP of machine ${uid} was closed`));
+    }
+    const machines = [...this.#attachments].map(([uid, attachment]) => [uid, healthOf(attachment)] as const);
+    const faults = machines
+      .filter(([, { healthy }]) => !healthy)
+      .map(([uid, { message }]) => `Machine ${uid}: ${message}`);
+    return {
       healthy: true,
-      repaired: [],
-      faults: [],
+      repaired,
+      faults,
       machines: Object.fromEntries(machines),
       refusedConnections: {},
-    });
+    };
   }
 
   async attached(): Promise<string[]> {
@@ -166,24 +193,50 @@ export class VmnetNetwork implements Network {
     return { rules, address, reserved, whyPublished };
   }
 
-  async #listen(uid: string, { hostPort, guestPort }: MachinePort, attachment: Attachment): Promise<Server> {
+  /** Opens ports of a machine. The error of a port that cannot be opened is kept in the attachment. */
+  async #openPorts(uid: string, attachment: Attachment, ports: readonly MachinePort[]): Promise<void> {
+    for (const port of ports) {
+      const opened = await this.#listen(uid, port, attachment);
+      if (opened instanceof ReasonedError) {
+        attachment.faults.set(port, opened);
+      } else {
+        attachment.faults.delete(port);
+        attachment.servers.push(opened);
+      }
+    }
+    if (this.#attachments.get(uid) !== attachment) {
+      // The machine was detached meanwhile.
+      await closePorts(attachment);
+    }
+  }
+
+  /** Returns the server of a port, or the error if the port cannot be opened. */
+  async #listen(
+    uid: string,
+    { hostPort, guestPort }: MachinePort,
+    attachment: Attachment,
+  ): Promise<Server | ReasonedError> {
     const { hostAddress } = this.#options;
-    const server = createServer({ pauseOnConnect: true }, (client) => {
+    const options = { pauseOnConnect: true, keepAlive: true, keepAliveInitialDelay: IDLE_MILLISECONDS };
+    const server = createServer(options, (client) => {
       client.on('error', () => client.destroy());
-      this.#passOn(uid, guestPort, { client, attachment }).catch(() => {
+      this.#passOn(uid, guestPort, { client, attachment }).catch((error: unknown) => {
         // The client sees that the guest has no address, or does not answer: its connection is reset.
         client.resetAndDestroy();
+        this.#logOnce(uid, attachment, error);
       });
     });
     server.maxConnections = CONNECTIONS;
+    server.on('drop', () => this.#logOnce(uid, attachment, new Error(TOO_MANY)));
     const { promise, resolve, reject } = Promise.withResolvers<void>();
-    server.once('error', reject).listen({ host: hostAddress, port: hostPort, exclusive: true }, resolve);
+    // The handler stays, because a server can also have an error later, for example when the agent has too many open files.
+    server.on('error', reject).listen({ host: hostAddress, port: hostPort, exclusive: true }, resolve);
     try {
       await promise;
     } catch (error) {
       const reason = codeOf(error) === 'EADDRINUSE' ? 'PortTaken' : 'NetworkUnavailable';
       const message = `This host cannot open port ${hostPort}/TCP on ${hostAddress}: ${messageOf(error)}`;
-      throw new ReasonedError(reason, message, { cause: error });
+      return new ReasonedError(reason, message, { cause: error });
     }
     return server;
   }
@@ -195,32 +248,56 @@ export class VmnetNetwork implements Network {
   ): Promise<void> {
     const { connections } = attachment;
     if (connections.size >= CONNECTIONS) {
-      throw new Error('The guest has too many connections');
+      throw new Error(TOO_MANY);
     }
     connections.add(client);
     client.once('close', () => connections.delete(client));
     const address = await this.address(uid);
+    if (client.destroyed) {
+      return;
+    }
     if (address === undefined) {
       throw new Error('The guest has no address yet');
     }
     const guest = createConnection({ host: address, port: guestPort });
-    guest.setTimeout(CONNECT_MILLISECONDS, () => guest.destroy());
+    guest.setTimeout(CONNECT_MILLISECONDS, () => guest.destroy(new Error('The guest does not answer')));
     guest.once('connect', () => {
       guest.setTimeout(0);
       client.pipe(guest).pipe(client);
     });
-    guest.on('error', () => client.resetAndDestroy());
+    guest.on('error', (error) => {
+      client.resetAndDestroy();
+      this.#logOnce(uid, attachment, error);
+    });
     guest.once('close', () => client.destroySoon());
     client.once('close', () => guest.destroy());
   }
+
+  /** Logs why a connection was not passed on, or ended with an error. */
+  #logOnce(uid: string, { logged }: Attachment, error: unknown): void {
+    const message = messageOf(error);
+    if (logged.size < LOGGED_ERRORS && !logged.has(message)) {
+      logged.add(message);
+      this.#options.logger.warn({ err: error, uid }, 'A connection to a reserved port of a machine failed');
+    }
+  }
 }
 
-function healthOf(servers: readonly Server[]): { healthy: boolean; message: string } {
+function healthOf({ servers, faults }: Attachment): NetworkHealth {
+  if (faults.size > 0) {
+    const messages = [...faults.values()].map(({ message }) => message);
+    return { healthy: false, message: `Reserved ports do not lead to the guest: ${messages.join('; ')}` };
+  }
   const healthy = servers.every(({ listening }) => listening);
   const message = healthy
     ? 'The hypervisor provides the network, and the reserved ports are open'
     : 'A reserved port is no longer open';
   return { healthy, message };
+}
+
+async function closePorts({ connections, servers }: Attachment): Promise<void> {
+  connections.forEach((socket) => socket.destroy());
+  await Promise.all(servers.map(async (server) => await closed(server)));
 }
 
 async function closed(server: Server): Promise<void> {

@@ -414,6 +414,66 @@ describe('the driver tart', { timeout: TEST_MILLISECONDS }, () => {
     expect(await one.inspect(folderOf('linux1'))).toMatchObject({ kind: 'running' });
   });
 
+  test('resumes a guest whose memory was written although a repeated suspend had failed', async () => {
+    const one = driver();
+    await start(one, 'mac1');
+    vi.spyOn(mac.tart, 'call').mockReturnValueOnce({ code: 2, stdout: '', stderr: 'not now' });
+    await expect(one.suspend(folderOf('mac1'))).rejects.toThrow('not now');
+    mac.send(mac.find('berth-mac1')?.pid ?? 0, 'SIGUSR1');
+    expect(await one.inspect(folderOf('mac1'))).toEqual({ kind: 'suspended' });
+    await one.resume(folderOf('mac1'), planOf('mac1'));
+    expect(readGuest(diskPath('mac1')).boots).toBe(1);
+    await one.stop(folderOf('mac1'), { graceMilliseconds: 0 });
+    expect(await one.inspect(folderOf('mac1'))).toEqual({ kind: 'stopped' });
+  });
+
+  test('knows a guest that has shut down after it was not suspended', async () => {
+    const one = driver();
+    await start(one, 'mac1');
+    mac.tart.give('macos-shuts-down');
+    vi.spyOn(mac.tart, 'call').mockReturnValueOnce({ code: 0, stdout: '', stderr: '' });
+    await expect(one.suspend(folderOf('mac1'))).rejects.toThrow('The memory was not written within');
+    mac.send(mac.find('berth-mac1')?.pid ?? 0, 'SIGUSR2');
+    expect(await one.inspect(folderOf('mac1'))).toMatchObject({ kind: 'exited', reason: 'GuestShutdown' });
+    expect(await one.inspect(folderOf('mac1'))).toMatchObject({ kind: 'exited', reason: 'GuestShutdown' });
+  });
+
+  test('starts a machine although one question to the program has failed, and takes its power away before it kills', async () => {
+    const one = driver();
+    const call = mac.tart.call.bind(mac.tart);
+    let questions = 0;
+    vi.spyOn(mac.tart, 'call').mockImplementation((parameters) => {
+      questions += parameters[0] === 'get' ? 1 : 0;
+      return questions === 1 ? { code: 1, stdout: '', stderr: 'busy' } : call(parameters);
+    });
+    await start(one, 'mac1');
+    expect(questions).toBe(2);
+    const pid = mac.find('berth-mac1')?.pid;
+    const send = vi.spyOn(mac, 'send');
+    await one.delete(folderOf('mac1'));
+    expect(send.mock.calls).toEqual([[pid, 'SIGINT']]);
+  });
+
+  test('begins no start that is no longer wanted, and ends one that is under way', async () => {
+    const one = driver();
+    const [folder, plan] = [folderOf('mac1'), planOf('mac1')];
+    await one.create(folder, plan, imageOf('mac1'));
+    const call = mac.tart.call.bind(mac.tart);
+    const unwanted = new AbortController();
+    vi.spyOn(mac.tart, 'call').mockImplementation((parameters) => {
+      if (parameters[0] !== 'get') {
+        return call(parameters);
+      }
+      unwanted.abort(new Error('not wanted'));
+      return { code: 2, stdout: '', stderr: '' };
+    });
+    await expect(one.start(folder, plan, unwanted.signal)).rejects.toThrow('not wanted');
+    expect([mac.running, await one.inspect(folder)]).toEqual([[], { kind: 'stopped' }]);
+    const launch = vi.spyOn(mac, 'launch');
+    await expect(one.start(folder, plan, unwanted.signal)).rejects.toThrow('not wanted');
+    expect(launch).not.toHaveBeenCalled();
+  });
+
   test('refuses what it cannot run before it makes anything, and says what is allowed', async () => {
     const one = driver();
     const plain = { ...imageOf('mac1'), path: join(directory, 'plain', 'disk.raw') };

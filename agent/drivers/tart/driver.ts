@@ -104,14 +104,14 @@ export class TartDriver implements DriverOfVMs {
     await this.#make(folder, plan, base);
   }
 
-  async start(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
+  async start(folder: MachineFolder, plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
     if ((await this.inspect(folder)).kind !== 'running') {
-      await this.#inPlace(folder, async (machine) => await machine.start(plan));
+      await this.#inPlace(folder, async (machine) => await machine.start(plan, signal), signal);
     }
   }
 
-  async resume(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
-    await this.#inPlace(folder, async (machine) => await machine.resume(plan));
+  async resume(folder: MachineFolder, plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
+    await this.#inPlace(folder, async (machine) => await machine.resume(plan, signal), signal);
   }
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
@@ -149,7 +149,7 @@ export class TartDriver implements DriverOfVMs {
     if (snapshot !== undefined) {
       throw new ReasonedError('SnapshotNotFound', 'A host with the driver tart has no snapshots');
     }
-    await this.#of(folder).machine.stop({ graceMilliseconds: 0, discard: AbortSignal.abort() });
+    await this.#of(folder).machine.stop({ graceMilliseconds: 0 });
     await this.#make(folder, plan, base);
   }
 
@@ -282,9 +282,13 @@ export class TartDriver implements DriverOfVMs {
   /**
    * Starts a machine, if the host may run one more guest with macOS. Guests with Linux need no place.
    *
-   * @throws ReasonedError `MacOSLimit` when there is no place.
+   * @throws ReasonedError `MacOSLimit` when there is no place; the signal's reason when it aborts before the machine runs.
    */
-  async #inPlace(folder: MachineFolder, begin: (machine: TartMachine) => Promise<void>): Promise<void> {
+  async #inPlace(
+    folder: MachineFolder,
+    begin: (machine: TartMachine) => Promise<void>,
+    signal: AbortSignal | undefined,
+  ): Promise<void> {
     const { machine } = this.#of(folder);
     const state = await machine.state.read();
     if (state === undefined) {
@@ -294,6 +298,8 @@ export class TartDriver implements DriverOfVMs {
       return await begin(machine);
     }
     await this.#places.run(async () => {
+      // The start of another guest can have taken so long that this start is no longer wanted.
+      signal?.throwIfAborted();
       const others = await this.#countMacOS(folder.uid);
       if (others >= MACOS_GUESTS) {
         throw new ReasonedError(

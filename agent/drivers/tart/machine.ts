@@ -6,6 +6,7 @@
 import { join } from 'node:path';
 import { displayOf } from '../../../api/v1alpha1/machine.ts';
 import { MACOS_ACCELERATOR } from '../../../api/v1alpha1/names.ts';
+import { ProgramError } from '../../../base/exec.ts';
 import { pause } from '../../../base/time.ts';
 import { logEnd, logTail } from '../../console/input.ts';
 import { logsWritten, withLogWriter } from '../../console/logwriter.ts';
@@ -23,6 +24,7 @@ import type {
 import {
   type ExitStatus,
   launch,
+  type Launched,
   MachineProcess,
   type ProcessContext,
   ProcessWatch,
@@ -62,6 +64,10 @@ const START_REASONS: StartReasons = [
   [/not enough memory|cannot allocate memory/i, 'OutOfMemory'],
 ];
 
+/** Message about a guest that ended while it was to be suspended. */
+const LOST =
+  'The memory of the guest was not written while it was suspended, so the guest ended as without power';
+
 /** Memory in bytes that the processes of a machine need in addition to the memory of the guest, with a margin. */
 const OVERHEAD_BYTES = 1024 ** 3;
 const THREADS = 512;
@@ -87,19 +93,25 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
 
   override async inspect(options?: InspectOptions): Promise<MachineState> {
     const state = await super.inspect(options);
-    return state.kind === 'stopped' ? await this.#inspectOff() : state;
+    // After a repeated suspend has failed, the end of a suspended guest is recorded as a crash. So its memory decides.
+    const isOff = state.kind === 'stopped' || (state.kind === 'exited' && (await hasMemory(this.bundle)));
+    return isOff ? await this.#inspectOff() : state;
   }
 
-  /** Boots the guest. */
-  async start(plan: VmLaunchPlan): Promise<void> {
+  /** Boots the guest. @throws the signal's reason when it aborts before the machine runs. */
+  async start(plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
     await forgetMemory(this.bundle);
     await tart(this.#context.program, await settingsOf(this.folder.uid, plan, this.bundle));
-    await this.#run(plan);
+    await this.#run(plan, signal);
   }
 
-  /** Continues the guest from its memory, with the size that it had. After an error, the machine is suspended as before. */
-  async resume(plan: VmLaunchPlan): Promise<void> {
-    await this.#run(plan);
+  /**
+   * Continues the guest from its memory, with the size that it had. After an error, the machine is suspended as before.
+   *
+   * @throws the signal's reason when it aborts before the machine runs.
+   */
+  async resume(plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
+    await this.#run(plan, signal);
   }
 
   async stop(options: StopOptions): Promise<void> {
@@ -115,8 +127,9 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
     // If the end of the process was noticed earlier, this stop waits until the end is recorded. Otherwise that work could end the next
     // process.
     await this.recorded();
-    if (identity !== undefined) {
-      await this.#powerOff(identity, options);
+    if (identity !== undefined && options.graceMilliseconds > 0) {
+      await signal(identity, 'SIGUSR2');
+      await endWithin(identity, options.graceMilliseconds, options.hurry);
     }
     await this.end();
     // If the state file is unreadable, the memory of a suspended machine stays with the disk, because people can need both.
@@ -169,8 +182,13 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
     };
   }
 
+  /** Takes the power away, and kills the process only if it does not end soon. */
   protected override async kill(main: ProcessIdentity | undefined): Promise<void> {
-    await (main && killForCertain(main));
+    if (main !== undefined) {
+      await signal(main, 'SIGINT');
+      await waitForExit(main, POWER_OFF_MILLISECONDS);
+      await killForCertain(main);
+    }
     await logsWritten(this.folder.path);
   }
 
@@ -191,29 +209,29 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
   }
 
   /**
-   * Returns the state of a machine without a process. If its guest was to be suspended and there is no memory, the guest was lost. That is
-   * recorded as a crash.
+   * Returns the state of a machine without a process. If its guest was to be suspended and there is no memory, the guest has shut down
+   * meanwhile, or it was lost. That is recorded, a loss as a crash.
    */
   async #inspectOff(): Promise<MachineState> {
     const known = await this.state.read();
     if (await hasMemory(this.bundle)) {
       // From now on, missing memory is no longer a lost guest, because a start removes it.
-      await (known?.intent === 'suspend' && this.state.update({ intent: 'stop' }));
+      const isNews = known?.intent === 'suspend' || known?.end !== undefined;
+      await (isNews && this.state.update({ intent: 'stop', end: undefined }));
       return { kind: 'suspended' };
     }
     if (known?.intent !== 'suspend') {
       return { kind: 'stopped' };
     }
-    const message = withLog(
-      'The memory of the guest was not written while it was suspended, so the guest ended as without power',
-      await this.logLines(),
-    );
-    const end = { reason: 'Crashed' as const, message };
+    const lines = await this.logLines();
+    const reason = this.exitReason(undefined, lines);
+    const what = reason === 'GuestShutdown' ? this.describeExit(undefined) : LOST;
+    const end = { reason, message: withLog(what, lines) };
     await this.state.update({ intent: 'stop', end });
     return { kind: 'exited', ...end };
   }
 
-  async #run(plan: VmLaunchPlan): Promise<void> {
+  async #run(plan: VmLaunchPlan, signal: AbortSignal | undefined): Promise<void> {
     await this.state.update({
       intent: 'run',
       live: true,
@@ -223,17 +241,19 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
       logStart: logEnd(this.folder.path, 'serial'),
     });
     try {
-      await this.#bringUp(plan);
+      await this.#bringUp(plan, signal);
     } catch (error) {
-      throw await this.failedStart(error);
+      const failure = await this.failedStart(error);
+      signal?.throwIfAborted();
+      throw failure;
     }
   }
 
-  async #bringUp(plan: VmLaunchPlan): Promise<void> {
+  async #bringUp(plan: VmLaunchPlan, signal: AbortSignal | undefined): Promise<void> {
     const { program, cgroups } = this.#context;
     const { cpu, memoryBytes } = plan;
     const { os } = (await this.state.read()) ?? {};
-    const { identity, exited } = await launch(
+    const launched = await launch(
       this.folder,
       {
         name: this.program,
@@ -243,32 +263,45 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
       },
       cgroups,
     );
+    const { identity, exited } = launched;
     await this.state.update({ process: identity });
-    const deadline = performance.now() + START_MILLISECONDS;
-    while (!(await saysRunning(program, this.folder.uid))) {
-      if (!(await isAlive(identity))) {
-        throw await this.startError(this.describeExit(await exited));
-      }
-      if (performance.now() >= deadline) {
-        throw await this.startError(`The machine does not run after ${START_MILLISECONDS / 1000} s`);
-      }
-      await pause(QUESTION_MILLISECONDS);
-    }
+    await this.#waitUntilRunning(launched, signal);
     this.open(identity).watch(exited);
     this.#context.follow(this.folder, 'started');
   }
 
-  /** Asks the guest to shut down. When the grace period is over, takes its power away. */
-  async #powerOff(
-    identity: ProcessIdentity,
-    { graceMilliseconds, hurry, discard }: StopOptions,
-  ): Promise<void> {
-    if (graceMilliseconds > 0) {
-      await signal(identity, 'SIGUSR2');
-      await endWithin(identity, graceMilliseconds, hurry);
+  /** Waits until the program says that the machine runs. @throws the signal's reason when it aborts before. */
+  async #waitUntilRunning({ identity, exited }: Launched, signal: AbortSignal | undefined): Promise<void> {
+    const deadline = performance.now() + START_MILLISECONDS;
+    for (;;) {
+      const obstacle = await whyNotRunning(this.#context.program, this.folder.uid);
+      if (obstacle === undefined) {
+        return;
+      }
+      if (!(await isAlive(identity))) {
+        throw await this.startError(this.describeExit(await exited));
+      }
+      if (performance.now() >= deadline) {
+        const late = `The machine does not run after ${START_MILLISECONDS / 1000} s`;
+        throw await this.startError(`${late} (${obstacle})`);
+      }
+      await pause(QUESTION_MILLISECONDS, signal);
     }
-    await signal(identity, 'SIGINT');
-    await endWithin(identity, POWER_OFF_MILLISECONDS, discard);
+  }
+}
+
+/**
+ * Asks whether the machine runs. Returns undefined if it does, and otherwise the answer. An error of the program is an answer too, because a
+ * question can fail on a busy host.
+ */
+async function whyNotRunning(program: TartProgram, uid: string): Promise<string | undefined> {
+  try {
+    return (await saysRunning(program, uid)) ? undefined : 'tart says that it does not run';
+  } catch (error) {
+    if (error instanceof ProgramError) {
+      return error.message;
+    }
+    throw error;
   }
 }
 
