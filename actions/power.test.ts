@@ -132,7 +132,9 @@ it('resets a disk to a snapshot, or to the image again when no snapshot is named
   const metadata = { uid: '1' };
   const revertRequestedAt = expect.any(String) as string;
   const running = vm('Running');
-  expect(await changeOf(running, 'revert')).toEqual({ patch: { metadata, spec: { revertRequestedAt } } });
+  expect(await changeOf(running, 'revert')).toEqual({
+    patch: { metadata, spec: { revertRequestedAt, revertTo: null } },
+  });
   expect(await changeOf(running, 'revert', { revertTo: 'first' })).toEqual({
     patch: { metadata, spec: { revertRequestedAt, revertTo: 'first' } },
   });

@@ -37,7 +37,7 @@ const COMMANDS: Readonly<Record<Command | 'restart', Power>> = {
   restart: { spec: restarted, refusedIn: BEFORE_RUNNING },
   suspend: { spec: () => ({ powerState: 'Suspended' }), refusedIn: WITHOUT_MEMORY },
   resume: { spec: () => ({ powerState: 'Running' }), refusedIn: WITHOUT_MEMORY },
-  revert: { spec: reverted, refusedIn: BEFORE_RUNNING },
+  revert: { spec: (_, details) => reverted(details), refusedIn: BEFORE_RUNNING },
 };
 export type PowerCommand = keyof typeof COMMANDS;
 
@@ -92,12 +92,9 @@ function startOf(vm: VM): Partial<VMSpec> {
   return isOwnEnd && !isRequested ? restarted() : { powerState: 'Running' };
 }
 
-/** Returns the fields that reset the disk. A snapshot that an earlier request named must not stay. */
-function reverted({ spec }: VM, { revertTo }: PowerDetails): SpecChange {
-  const revertRequestedAt = new Date().toISOString();
-  return revertTo === undefined && spec.revertTo === undefined
-    ? { revertRequestedAt }
-    : { revertRequestedAt, revertTo: revertTo ?? null };
+/** Returns the fields that reset the disk. A snapshot that an earlier request named, or one at this moment, must not stay. */
+function reverted({ revertTo }: PowerDetails): SpecChange {
+  return { revertRequestedAt: new Date().toISOString(), revertTo: revertTo ?? null };
 }
 
 function restarted(): Partial<VMSpec> {

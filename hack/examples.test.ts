@@ -80,7 +80,7 @@ test.each([0, 7])(
     const folder = makeFolder();
     const programs = {
       // The tests are not always root, so no other user runs the program.
-      su: 'echo "$1 $2 $3"; exec sh -c "$4"',
+      su: 'echo "$1 $2 $3, $USER in $HOME"; exec sh -c "$4"',
       'run.sh': `echo "$ACTIONS_RUNNER_INPUT_JITCONFIG $#"; exit ${code}`,
       poweroff: 'echo off',
     };
@@ -89,11 +89,11 @@ test.each([0, 7])(
     }
     await writeFile(join(folder, 'user-data'), 'secret==\n');
     const script = join(ROOT, 'examples/ci/github/berth-runner.sh');
-    const output = await run(script, [join(folder, 'user-data'), folder, 'ci'], {
+    const output = await run(script, [join(folder, 'user-data'), folder, 'root'], {
       environment: { PATH: `${folder}:${process.env['PATH']}`, POWEROFF: 'poweroff' },
       timeoutMilliseconds: SCRIPT_MILLISECONDS,
     });
-    expect(output).toBe('-m ci -c\nsecret== 0\noff\n');
+    expect(output).toBe('-m root -c, root in /root\nsecret== 0\noff\n');
   },
 );
 

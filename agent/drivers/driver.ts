@@ -363,7 +363,7 @@ export interface DriverOfVMs extends Driver {
     options?: { memory: boolean },
   ): Promise<DiskSnapshot>;
   /** Removes all snapshots of the machine but those with these uids. */
-  keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>): Promise<void>;
+  keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>, signal?: AbortSignal): Promise<void>;
   /**
    * Returns an upper limit for the number of bytes that {@link copyDisk} would write if it were called now. With `snapshot`, the limit is
    * for the disk of the snapshot with this uid.

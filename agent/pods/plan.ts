@@ -63,7 +63,7 @@ const REACHED: MachineStep = { kind: 'reached' };
 /** Operations that can be cancelled while they wait for a copy of the machine's disk. The planned steps of {@link OFF} do not wait for the copy. */
 const WAITING: ReadonlySet<OperationKind> = new Set(['start', 'unpause', 'resume']);
 const OFF: ReadonlySet<MachineStep['kind']> = new Set(['stop', 'release', 'remove']);
-/** Steps that need not begin before a snapshot is taken. All others end it, and it is taken later. */
+/** Steps that need not begin before a snapshot is taken or removed. All others end this, and it is done later. */
 const BESIDE_SNAPSHOT: ReadonlySet<MachineStep['kind']> = new Set([
   'reached',
   'wait',
@@ -101,7 +101,8 @@ export function isObsolete(
   }
   // A machine that has not started yet needs no stop, so the planner plans none.
   const startsInVain = kind === 'start' && desired !== undefined && wantsOff(desired);
-  if (kind === 'snapshot') {
+  // Snapshots wait for copies of the disk, which can take long.
+  if (kind === 'snapshot' || kind === 'dropSnapshots') {
     return !BESIDE_SNAPSHOT.has(step.kind);
   }
   return startsInVain || (WAITING.has(kind) && OFF.has(step.kind));

@@ -77,6 +77,9 @@ describe('the plan of a machine', () => {
     expect(stepFor({ snapshots: [A], powerState: 'Stopped' })).toBe('stop');
     expect(isObsolete('snapshot', { kind: 'stop', graceMilliseconds: 0 }, { desired: DESIRED })).toBe(true);
     expect(isObsolete('snapshot', { kind: 'snapshot' }, { desired: DESIRED })).toBe(false);
+    const release = { kind: 'release', graceMilliseconds: 0 } as const;
+    expect(isObsolete('dropSnapshots', release, { desired: DESIRED })).toBe(true);
+    expect(isObsolete('dropSnapshots', { kind: 'dropSnapshots' }, { desired: DESIRED })).toBe(false);
   });
 
   it('ends a machine for a revert only if the host has the snapshot', () => {

@@ -103,7 +103,8 @@ export async function dropSnapshots(
   const surplus = surplusSnapshots(record, needed(operation.desired));
   const snapshots = (record.snapshots ?? []).filter((one) => !surplus.includes(one));
   if (surplus.some((one) => one.taken !== undefined)) {
-    await driverOfVM(host, record).keepSnapshots(folder, new Set(takenUids({ ...record, snapshots })));
+    const uids = new Set(takenUids({ ...record, snapshots }));
+    await driverOfVM(host, record).keepSnapshots(folder, uids, operation.abort.signal);
   }
   host.records.update(record, { snapshots });
 }

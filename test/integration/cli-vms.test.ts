@@ -331,6 +331,8 @@ it('an example of a provider makes VMs for GARM with the configuration of their 
     name: 'garm-Ab1',
     pool_id: 'p-1',
     os_type: 'linux',
+    // GARM takes running, error, stopped and unknown alone.
+    status: 'running',
     provider_fault: '',
   };
   const created = await create();

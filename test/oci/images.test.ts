@@ -19,7 +19,8 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
     }
     const { config } = image(name);
     expect(image(name).name).toMatch(new RegExp(`^localhost/berth-${name}:\\d+\\.\\d+\\.\\d+$`));
-    expect(config.Entrypoint).toEqual(['/usr/local/bin/node', `/opt/berth/${name}.mjs`]);
+    const flags = name === 'operator' ? ['--min-semi-space-size=8'] : [];
+    expect(config.Entrypoint).toEqual(['/usr/local/bin/node', ...flags, `/opt/berth/${name}.mjs`]);
     expect(config.Cmd).toEqual(['--config', `/etc/berth/${name}.yaml`]);
     expect(config.Labels).toMatchObject({
       'org.opencontainers.image.title': `Berth ${name}`,

@@ -12,6 +12,7 @@ import { homeOf, TartDriver } from '../../agent/drivers/tart/driver.ts';
 import { bundleOf } from '../../agent/drivers/tart/files.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { machineDocument } from '../fixtures/machines.ts';
+import { isAlive } from '../standins/tart/program/life.ts';
 import { TartStandIn } from '../standins/tart/program/standin.ts';
 
 export { readGuest, writeGuest } from '../standins/tart/program/standin.ts';
@@ -72,13 +73,7 @@ export function makeTartProgram(path: string): void {
 /** Returns the stand-in as a test sees it: its calls, faults and cues. `dataDirectory` is that of the agent. */
 export function tartOf(dataDirectory: string): TartStandIn {
   return new TartStandIn(homeOf(dataDirectory), {
-    isAlive: (pid) => {
-      try {
-        return process.kill(pid, 0);
-      } catch {
-        return false;
-      }
-    },
+    isAlive,
     send: (pid, signal) => void process.kill(pid, signal),
   });
 }

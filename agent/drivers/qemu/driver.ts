@@ -162,10 +162,13 @@ export class QemuDriver implements DriverOfVMs {
       const platform = await this.#platforms.of(state.architecture);
       const ofSnapshot = snapshotMemory(folder, state);
       const memory = requireMemory(ofSnapshot ?? ofImage);
-      const identity = ofSnapshot === undefined ? identityOf(plan) : sameIdentity(plan);
-      await requireSame({ uid: folder.uid, plan: this.#owned(plan), state, platform }, memory);
+      const [identity, source] =
+        ofSnapshot === undefined
+          ? ([identityOf(plan), 'image'] as const)
+          : ([sameIdentity(plan), 'snapshot'] as const);
+      await requireSame({ uid: folder.uid, plan: this.#owned(plan), state, platform, source }, memory);
       requireSafe(platform, memory, this.#context.ownRoot !== undefined);
-      await requireMemoryFiles(memory);
+      await requireMemoryFiles(memory, source);
       await this.#dropHalfRenewed(folder, platform);
       await requireFresh(folder);
       await this.#startFromMemory(folder, { plan: this.#owned(plan), memory, platform, identity }, signal);
@@ -326,12 +329,12 @@ export class QemuDriver implements DriverOfVMs {
     return await this.#platforms.of((await requireMachineFile(path)).architecture);
   }
 
-  async keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>): Promise<void> {
+  async keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>, signal?: AbortSignal): Promise<void> {
     const { copies, layers } = this.#of(folder);
     await copies.exclusively(async () => {
       await copies.tidy();
       await layers.keepOnly(uids);
-    });
+    }, signal);
   }
 
   async copyBytes({ path }: MachineFolder, snapshot?: string): Promise<number> {

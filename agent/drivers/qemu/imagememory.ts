@@ -20,7 +20,7 @@ import { goOn, type Hypervisor } from './hypervisor.ts';
 import type { MachineContext, MachineStart } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { saveMemory } from './memory.ts';
-import { memoryKey, requireSafe } from './memorykey.ts';
+import { memoryKey, type MemorySource, requireSafe } from './memorykey.ts';
 import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
 import { renewGuest } from './renewal.ts';
@@ -323,7 +323,7 @@ async function prove(
   await copySeed(own, proof, launched);
   await withMachine(proof, context, async (machine) => {
     await machine.state.replace({ ...stillOf(file, platform), base });
-    await requireMemoryFiles({ ...made, memoryBytes: launched.memoryBytes });
+    await requireMemoryFiles({ ...made, memoryBytes: launched.memoryBytes }, 'image');
     const macAddress = devices.network === 'tap' ? PROOF_MAC : '';
     const identity = { hostName: PROOF_NAME, sshAuthorizedKeys: [], macAddress };
     await machine.startFromMemory(planOf(launched), platform, {
@@ -370,22 +370,26 @@ export async function dropImageMemory(
   await removeTrees([own.path]);
 }
 
+const REPAIR: Readonly<Record<MemorySource, string>> = {
+  image: 'Remove the image from the cache of the host',
+  snapshot: 'Take another snapshot',
+};
+
 /**
- * Checks that the files with the memory of an image are there and complete. QEMU would make a missing file itself, full of zeros, and later
+ * Checks that the files with the memory of an image or a snapshot are there and complete. QEMU would make a missing file itself, full of zeros, and later
  * machines would start from it.
  *
  * @throws WarmStartRefused when a file is missing or has another size.
  */
-export async function requireMemoryFiles({
-  ram,
-  state,
-  memoryBytes,
-}: Pick<MemoryFiles, 'ram' | 'state' | 'memoryBytes'>): Promise<void> {
+export async function requireMemoryFiles(
+  { ram, state, memoryBytes }: Pick<MemoryFiles, 'ram' | 'state' | 'memoryBytes'>,
+  source: MemorySource,
+): Promise<void> {
   const [ramBytes, stateBytes] = [await sizeOf(ram), await sizeOf(state)];
   if (ramBytes !== memoryBytes || stateBytes === 0) {
     throw new WarmStartRefused(
       'NotSupported',
-      'The files with the memory of the image are missing or incomplete on the host. Remove the image from the cache of the host',
+      `The files with the memory of the ${source} are missing or incomplete on the host. ${REPAIR[source]}`,
     );
   }
 }

@@ -78,6 +78,7 @@ async function refusal({ plan, state, on }: Change): Promise<string | undefined>
     plan: planOf(plan),
     state: { ...STATE, ...state },
     platform: { ...platform, ...on },
+    source: 'image' as const,
   };
   return await requireSame(start, memory).then(
     () => undefined,

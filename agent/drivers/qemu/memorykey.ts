@@ -57,13 +57,16 @@ export async function memoryKey(command: CommandLine): Promise<string> {
   ).join('');
 }
 
+/** Kind of object from whose memory a machine starts. */
+export type MemorySource = 'image' | 'snapshot';
+
 /**
- * Checks that a machine can start from the memory of its image.
+ * Checks that a machine can start from the memory of its image or snapshot.
  *
  * @throws WarmStartRefused with what differs.
  */
 export async function requireSame(
-  start: Pick<CommandLine, 'uid' | 'state' | 'platform'> & { plan: VmLaunchPlan },
+  start: Pick<CommandLine, 'uid' | 'state' | 'platform'> & { plan: VmLaunchPlan; source: MemorySource },
   memory: ImageMemory,
 ): Promise<void> {
   const { plan, platform } = start;
@@ -72,7 +75,10 @@ export async function requireSame(
     const [has, wants] = [memory, plan].map(
       (one) => `${one.cpu} CPUs and ${formatQuantity(one.memoryBytes)} of memory`,
     );
-    throw new WarmStartRefused('SizeDiffers', `The image was saved with ${has}, but the VM has ${wants}`);
+    throw new WarmStartRefused(
+      'SizeDiffers',
+      `The ${start.source} was saved with ${has}, but the VM has ${wants}`,
+    );
   }
   const state = { ...start.state, launched: startedWith(plan, platform) };
   const key = await memoryKey({ ...start, state, cpu, memoryBytes, runAs: plan.runAs, incoming: false });

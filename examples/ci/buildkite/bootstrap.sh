@@ -5,6 +5,8 @@ set -eu
 # berth deletes the VM after a signal, and this shell waits for it. After SIGHUP this shell must end: only then berth gets that signal too,
 # because the kernel sends it to the leader of a terminal alone when the agent is killed.
 trap : INT TERM
+# A pipeline can name this variable, but its value is of the agent.
+unset BUILDKITE_AGENT_ACCESS_TOKEN
 
 # Writes the variables of the job as text for a shell. The file of the agent has their names, but values with line breaks differ there.
 write_variables() {

@@ -10,11 +10,12 @@ set +a
 # GARM gives the id of the provider, or its own name if a creation failed. A name of a VM has no capital letters.
 vm=$(printf %s "${GARM_INSTANCE_ID:-}" | tr '[:upper:]' '[:lower:]')
 
-# Writes VMs of Berth as instances of GARM. Faults are base64, as Go reads bytes.
+# Writes VMs of Berth as instances of GARM. Faults are base64, as Go reads bytes. GARM has no word for a VM that is being made: it takes
+# running, error, stopped and unknown alone, and deletes no instance with the last one.
 instances() {
   jq -c 'map({
     provider_id: .name, name: .labels["garm-name"], pool_id: .labels["garm-pool"], os_type: "linux", os_arch: .architecture,
-    status: ({Running: "running", Stopped: "stopped", Suspended: "stopped", Failed: "error"}[.status] // "creating"),
+    status: ({Running: "running", Stopped: "stopped", Suspended: "stopped", Failed: "error"}[.status] // "running"),
     provider_fault: (if .status == "Failed" then (.message // "" | @base64) else "" end)
   })'
 }

@@ -7,6 +7,8 @@ if [ ! -f "$data" ]; then
 fi
 # The environment of a process is not visible to other users, but its arguments are.
 ACTIONS_RUNNER_INPUT_JITCONFIG=$(cat "$data") && export ACTIONS_RUNNER_INPUT_JITCONFIG
-cd "${2:-/opt/actions-runner}" && su -m "${3:-runner}" -c ./run.sh
+# Services start without a home folder, and su -m keeps the environment.
+USER=${3:-runner} && HOME=$(eval echo "~$USER") && export HOME USER LOGNAME="$USER"
+cd "${2:-/opt/actions-runner}" && su -m "$USER" -c ./run.sh
 echo "the runner ended with $?" >&2
 ${POWEROFF:-shutdown -h now}

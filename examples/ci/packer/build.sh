@@ -1,5 +1,6 @@
 #!/bin/sh
 # Boots a VM, lets Packer set up its guest, and saves its disk as a new image: build.sh VMCONFIG IMAGE
+# LIFE is the life of the VM in seconds, also if this script is killed. PORT is a port of this machine for each build.
 set -eu
 here=$(dirname "$0")
 port=${PORT:-2222}
@@ -19,10 +20,16 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+# The first form of date is that of Linux, the second one that of macOS.
+end=$(($(date +%s) + ${LIFE:-7200}))
+end=$(date -u -d "@$end" +%FT%TZ 2>/dev/null || date -u -r "$end" +%FT%TZ)
 ssh-keygen -q -t ed25519 -N '' -f "$folder/key"
-vm=$(berth vm deploy packer --generate-name --config "$1" --ssh-key "$folder/key.pub" --wait-for ready -o name)
+vm=$(berth vm deploy packer --generate-name --config "$1" --ssh-key "$folder/key.pub" --wait-for ready --alive-until "$end" -o name)
 berth vm port-forward "$vm" "$port:22" &
 forward=$!
+# Another build with the same port would take the place of this one.
+sleep 1
+kill -0 "$forward"
 # Packer waits for the SSH server by itself.
 packer build -var "port=$port" -var "key=$folder/key" "$here/guest.pkr.hcl"
 berth vm save "$vm" "$2"

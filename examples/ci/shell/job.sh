@@ -21,14 +21,18 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# The first form of date is that of Linux, the second one that of macOS.
-end=$(($(date +%s) + life))
+# The first end includes the time limit of a deployment, which is ten minutes. The first form of date is that of Linux, the second one that
+# of macOS.
+end=$(($(date +%s) + 600 + life))
 end=$(date -u -d "@$end" +%FT%TZ 2>/dev/null || date -u -r "$end" +%FT%TZ)
 ssh-keygen -q -t ed25519 -N '' -f "$folder/key"
 vm=$(berth vm deploy job --generate-name --config "$config" --ssh-key "$folder/key.pub" --wait-for ready --alive-until "$end" -o name)
 
 # Prolongs the life of the VM while this script runs. The sleep has no streams, because it can outlive this script.
-while sleep $((life / 2)) </dev/null >/dev/null 2>&1; do berth vm prolong "$vm" --life "${life}s" >&2 || :; done &
+while :; do
+  berth vm prolong "$vm" --life "${life}s" >&2 || :
+  sleep $((life / 2)) </dev/null >/dev/null 2>&1 || exit
+done &
 holder=$!
 
 for script in "$@"; do

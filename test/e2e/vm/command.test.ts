@@ -314,7 +314,7 @@ test(
       SECRET: 'of the runner',
     };
     const config = await command.run(await gitlabCall('config'), { environment: variables });
-    expect(JSON.parse(config.out)).toMatchObject({ builds_dir: '/Users/ci/builds' });
+    expect(JSON.parse(config.out)).toMatchObject({ builds_dir: '/tmp/builds' });
     const { job_env } = JSON.parse(config.out) as { job_env: Record<string, string> };
     const stage = async (name: Parameters<typeof gitlabCall>[0], ...args: string[]) =>
       await command.run([...(await gitlabCall(name)), ...args], {

@@ -1,18 +1,10 @@
 /** The stand-in for the program `tart` as a program. `run` sleeps until a signal ends the machine. */
+import { isAlive } from './life.ts';
 import { TartStandIn, type Signal } from './standin.ts';
 
 const SIGNALS: readonly Signal[] = ['SIGINT', 'SIGUSR1', 'SIGUSR2'];
 /** A sleeping machine lives at most so long, so that none is left of a test that was killed. */
 const LONGEST_MILLISECONDS = 600_000;
-
-function isAlive(pid: number): boolean {
-  try {
-    process.kill(pid, 0);
-    return true;
-  } catch {
-    return false;
-  }
-}
 
 function end({ code, stdout, stderr }: { code: number; stdout: string; stderr: string }): void {
   process.stdout.write(stdout);
