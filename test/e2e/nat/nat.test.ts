@@ -59,6 +59,14 @@ describe('nat', unless(missing), () => {
     return one;
   }
 
+  /** Starts a guest, and waits until its hypervisor has opened the tap, which a check remembers. */
+  async function heldGuest(name: 'a' | 'b'): Promise<void> {
+    await guest(name, []);
+    const isOpen = async (): Promise<boolean> =>
+      await Promise.resolve(net.inHost('ip', 'link', 'show', taps[name]).includes('LOWER_UP'));
+    await waitFor(`the tap of guest ${name} to be open`, isOpen);
+  }
+
   async function gatewayOf(one: FrameGuest): Promise<string> {
     return await one.resolve('10.213.0.1', { deadlineMilliseconds: START_MILLISECONDS });
   }
@@ -178,7 +186,7 @@ describe('nat', unless(missing), () => {
   });
 
   test('a tap deleted under a running hypervisor is made again, and the machine named that must restart', async () => {
-    await guest('a', []);
+    await heldGuest('a');
     expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [] });
     const tap = taps.a;
     net.inHost('ip', 'link', 'delete', tap);
@@ -193,7 +201,7 @@ describe('nat', unless(missing), () => {
   });
 
   test('a tap that a device of others replaced for a while is made again, and the machine named that must restart', async () => {
-    await guest('a', []);
+    await heldGuest('a');
     await host.do('check');
     net.inHost('ip', 'link', 'delete', taps.a);
     net.inHost('ip', 'link', 'add', taps.a, 'type', 'veth', 'peer', 'name', 'theirs');
