@@ -15,8 +15,9 @@ const PROGRAM = 'prometheus';
 const ACCOUNT = 'dashboard-picture';
 /** Interval of the scrapes and of the drawn points in seconds. */
 const INTERVAL_SECONDS = 5;
-/** Number of VMs that come and go one after the other, and of those that run at the same time. Each takes some seconds. */
-const ROUNDS = 12;
+/** Time in milliseconds in which VMs come and go. Shorter lines would show little. */
+const WORK_MILLISECONDS = 180_000;
+/** Number of VMs that run at the same time. */
 const AT_ONCE = 2;
 /** Longest life of the token. The picture takes minutes. */
 const TOKEN_LIFE = '1h';
@@ -127,7 +128,8 @@ async function startPrometheus(
 /** Makes VMs that come and go, one that waits, and an entry of the image cache. */
 async function work(type: Type): Promise<void> {
   await type('berth imagecache add demo-guest --all');
-  for (let round = 0; round < ROUNDS; round += 1) {
+  const end = performance.now() + WORK_MILLISECONDS;
+  for (let round = 0; performance.now() < end; round += 1) {
     const names = Array.from({ length: AT_ONCE }, (_, index) => `busy-${round}-${index}`);
     const deploys = names.map((name) => `berth vm deploy ${name} --image demo-guest --cpu 1 --memory 256Mi`);
     await type(`${deploys.join(' & ')}; wait`);
