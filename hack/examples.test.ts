@@ -1,3 +1,4 @@
+import { spawn } from 'node:child_process';
 import { globSync } from 'node:fs';
 import { readFile, writeFile } from 'node:fs/promises';
 import { basename, join } from 'node:path';
@@ -7,8 +8,10 @@ import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../api/v1alpha1/machine.ts';
 import { HOST_MARK } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { run } from '../base/exec.ts';
+import { identify } from '../agent/processes/process.ts';
 import { parseConfig } from '../operator/config/config.ts';
 import { makeFolder } from '../test/support/folder.ts';
+import { waitFor } from './wait.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 /** Time limit of a script that only starts small programs. */
@@ -96,6 +99,35 @@ test.each([0, 7])(
     expect(output).toBe('-m root -c, root in /root\nsecret== 0\noff\n');
   },
 );
+
+test('the script of a shell that is killed prolongs the life of its VM no more', async () => {
+  const folder = makeFolder();
+  const log = join(folder, 'log');
+  const programs = {
+    berth: `case $2 in deploy) echo job-1 ;; ssh) exec sleep ${SCRIPT_MILLISECONDS / 1000} ;; prolong) echo $PPID >>${log} ;; esac`,
+    'ssh-keygen': 'exit 0',
+  };
+  for (const [name, text] of Object.entries(programs)) {
+    await writeFile(join(folder, name), `#!/bin/sh\n${text}\n`, { mode: 0o755 });
+  }
+  await writeFile(join(folder, 'step'), 'true\n');
+  const job = spawn('sh', [join(ROOT, 'examples/ci/shell/job.sh'), 'small', join(folder, 'step')], {
+    env: { PATH: `${folder}:${process.env['PATH']}`, LIFE: '2' },
+    stdio: 'ignore',
+    detached: true,
+  });
+  try {
+    const holder = await waitFor('the first prolongation', async () => {
+      const lines = await readFile(log, 'utf8').catch(() => '');
+      return Number(lines.split('\n')[0]) || undefined;
+    });
+    expect(await identify(holder)).toBeDefined();
+    job.kill('SIGKILL');
+    await waitFor('the holder to end', async () => (await identify(holder)) === undefined);
+  } finally {
+    process.kill(-(job.pid ?? 0), 'SIGKILL');
+  }
+});
 
 test('each example is applied by a test or the demo, which reaches its object', async () => {
   const users = globSync(['test/**/*.test.ts', 'hack/demo.ts'], { cwd: ROOT });

@@ -28,8 +28,8 @@ end=$(date -u -d "@$end" +%FT%TZ 2>/dev/null || date -u -r "$end" +%FT%TZ)
 ssh-keygen -q -t ed25519 -N '' -f "$folder/key"
 vm=$(berth vm deploy job --generate-name --config "$config" --ssh-key "$folder/key.pub" --wait-for ready --alive-until "$end" -o name)
 
-# Prolongs the life of the VM while this script runs. The sleep has no streams, because it can outlive this script.
-while :; do
+# Prolongs the life of the VM while this script runs, and not after it was killed. The sleep has no streams, because it can outlive this script.
+while kill -0 $$ 2>/dev/null; do
   berth vm prolong "$vm" --life "${life}s" >&2 || :
   sleep $((life / 2)) </dev/null >/dev/null 2>&1 || exit
 done &
