@@ -4,6 +4,7 @@ import { createServer, type Server } from 'node:https';
 import type { AddressInfo } from 'node:net';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
+import { loopbackAPIService } from './apiservice.ts';
 
 const NAME = 'external-metrics';
 const NAMESPACE = 'kube-system';
@@ -37,7 +38,15 @@ export class ExternalMetrics implements AsyncDisposable {
     });
     await once(server.listen(0, '127.0.0.1'), 'listening');
     const { port } = server.address() as AddressInfo;
-    await cluster.kubectl(['apply', '-f', '-'], { input: JSON.stringify(manifests(port)) });
+    const items = loopbackAPIService({
+      group: GROUP,
+      version: VERSION,
+      name: NAME,
+      namespace: NAMESPACE,
+      port,
+    });
+    const list = { apiVersion: 'v1', kind: 'List', items };
+    await cluster.kubectl(['apply', '-f', '-'], { input: JSON.stringify(list) });
     const timeout = `--timeout=${AVAILABLE_SECONDS}s`;
     await cluster.kubectl(['wait', '--for=condition=Available', `apiservice/${API_SERVICE}`, timeout]);
     return started;
@@ -71,31 +80,4 @@ export class ExternalMetrics implements AsyncDisposable {
     this.#server.closeAllConnections();
     this.#server.close();
   }
-}
-
-function manifests(port: number): object {
-  const metadata = { name: NAME, namespace: NAMESPACE };
-  const items = [
-    // Endpoints cannot have a loopback address, but an external name can resolve to one.
-    {
-      apiVersion: 'v1',
-      kind: 'Service',
-      metadata,
-      spec: { type: 'ExternalName', externalName: 'localhost', ports: [{ port }] },
-    },
-    {
-      apiVersion: 'apiregistration.k8s.io/v1',
-      kind: 'APIService',
-      metadata: { name: API_SERVICE },
-      spec: {
-        group: GROUP,
-        version: VERSION,
-        groupPriorityMinimum: 100,
-        versionPriority: 100,
-        insecureSkipTLSVerify: true,
-        service: { ...metadata, port },
-      },
-    },
-  ];
-  return { apiVersion: 'v1', kind: 'List', items };
 }

@@ -91,6 +91,28 @@ export function asStep<A extends unknown[], R>(
   };
 }
 
+/** In place of `MachineCgroups`: simulated machines have no control groups. */
+export class NoCgroups {
+  async remove(): Promise<void> {
+    await Promise.resolve();
+  }
+
+  async memoryKills(): Promise<number> {
+    return await Promise.resolve(0);
+  }
+}
+
+/** In place of `ConsoleStore`: simulated machines have no console. */
+export class NoConsole {
+  start(): void {
+    /* Nothing is read. */
+  }
+
+  close(): void {
+    /* Nothing is open. */
+  }
+}
+
 /** Functions of `node:fs/promises` that change files, and methods of an open file that do. */
 const CHANGES = new Set(['chmod', 'copyFile', 'mkdir', 'open', 'rename', 'rm', 'rmdir', 'writeFile']);
 const WRITES = new Set(['appendFile', 'datasync', 'sync', 'truncate', 'write', 'writeFile', 'writev']);

@@ -7,10 +7,13 @@ import { freePort } from '../../hack/cluster/ports.ts';
 import { type ProcessRecord, startProcess, stopProcess } from '../../hack/cluster/processes.ts';
 import { requestToken } from '../../hack/cluster/tokens.ts';
 import { resolveMetricsTools } from '../../hack/cluster/toolchain/toolchain.ts';
+import { loopbackAPIService } from './apiservice.ts';
 
 const NAME = 'metrics-server';
 const NAMESPACE = 'kube-system';
-const API_SERVICE = 'v1beta1.metrics.k8s.io';
+const GROUP = 'metrics.k8s.io';
+const VERSION = 'v1beta1';
+const API_SERVICE = `${VERSION}.${GROUP}`;
 /** Shortest interval that metrics-server accepts. A request to a host must take less time. */
 const RESOLUTION_SECONDS = 10;
 const HOST_SECONDS = 9;
@@ -100,27 +103,7 @@ function manifests(port: number): object {
     binding('ClusterRoleBinding', NAME, NAME),
     binding('ClusterRoleBinding', `${NAME}-delegator`, 'system:auth-delegator'),
     binding('RoleBinding', NAME, 'extension-apiserver-authentication-reader'),
-    // Endpoints cannot have a loopback address, but an external name can resolve to one.
-    {
-      apiVersion: 'v1',
-      kind: 'Service',
-      metadata,
-      spec: { type: 'ExternalName', externalName: 'localhost', ports: [{ port }] },
-    },
-    {
-      apiVersion: 'apiregistration.k8s.io/v1',
-      kind: 'APIService',
-      metadata: { name: API_SERVICE },
-      spec: {
-        group: 'metrics.k8s.io',
-        version: 'v1beta1',
-        groupPriorityMinimum: 100,
-        versionPriority: 100,
-        // Metrics-server makes its certificate itself.
-        insecureSkipTLSVerify: true,
-        service: { ...metadata, port },
-      },
-    },
+    ...loopbackAPIService({ group: GROUP, version: VERSION, ...metadata, port }),
   ];
   return { apiVersion: 'v1', kind: 'List', items };
 }

@@ -14,7 +14,7 @@ import { type MachineFolder, type VmLaunchPlan, WarmStartRefused } from '../driv
 import { QemuDriver } from './driver.ts';
 import type { GuestPlatform } from './platform.ts';
 
-const { asStep, host, Life, liveAs, lives, stepping } = await vi.hoisted(async () => ({
+const { asStep, host, Life, liveAs, lives, NoCgroups, NoConsole, stepping } = await vi.hoisted(async () => ({
   ...(await import('../../../test/worlds/lives.ts')),
   host: {} as { world: SimulatedHost },
 }));
@@ -75,29 +75,8 @@ vi.mock('../../processes/process.ts', async (importOriginal) => {
   };
 });
 
-vi.mock('../../processes/cgroup.ts', () => ({
-  MachineCgroups: class {
-    async remove(): Promise<void> {
-      await Promise.resolve();
-    }
-
-    async memoryKills(): Promise<number> {
-      return await Promise.resolve(0);
-    }
-  },
-}));
-
-vi.mock('../../console/store.ts', () => ({
-  ConsoleStore: class {
-    start(): void {
-      /* There is no console. */
-    }
-
-    close(): void {
-      /* There is no console. */
-    }
-  },
-}));
+vi.mock('../../processes/cgroup.ts', () => ({ MachineCgroups: NoCgroups }));
+vi.mock('../../console/store.ts', () => ({ ConsoleStore: NoConsole }));
 
 vi.mock('../machineprocess.ts', async (importOriginal) => {
   const launch = asStep((folder: MachineFolder, { command }: { command: string[] }) => {

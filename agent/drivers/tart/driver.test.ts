@@ -19,7 +19,7 @@ import type { MachineFolder, VmLaunchPlan } from '../driver.ts';
 import { homeOf, TartDriver } from './driver.ts';
 import { bundleOf, diskOf, STATE_FILE } from './files.ts';
 
-const { asStep, host, Life, liveAs, stepping } = await vi.hoisted(async () => ({
+const { asStep, host, Life, liveAs, NoCgroups, NoConsole, stepping } = await vi.hoisted(async () => ({
   ...(await import('../../../test/worlds/lives.ts')),
   host: {} as { mac: SimulatedMac },
 }));
@@ -53,29 +53,8 @@ vi.mock('../../processes/process.ts', async (importOriginal) => {
   };
 });
 
-vi.mock('../../processes/cgroup.ts', () => ({
-  MachineCgroups: class {
-    async remove(): Promise<void> {
-      await Promise.resolve();
-    }
-
-    async memoryKills(): Promise<number> {
-      return await Promise.resolve(0);
-    }
-  },
-}));
-
-vi.mock('../../console/store.ts', () => ({
-  ConsoleStore: class {
-    start(): void {
-      /* There is no console. */
-    }
-
-    close(): void {
-      /* There is no console. */
-    }
-  },
-}));
+vi.mock('../../processes/cgroup.ts', () => ({ MachineCgroups: NoCgroups }));
+vi.mock('../../console/store.ts', () => ({ ConsoleStore: NoConsole }));
 
 vi.mock('../machineprocess.ts', async (importOriginal) => {
   const launch = asStep((folder: MachineFolder, { command }: { command: string[] }) =>
