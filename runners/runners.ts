@@ -12,7 +12,7 @@ import { Controller } from '../kube/controller.ts';
 import { NAMESPACES, type Node, NODES, type Pod, PODS } from '../kube/core.ts';
 import { Informer } from '../kube/informer.ts';
 import { type LedParts, LedProgram, type LedTools } from '../kube/ledprogram.ts';
-import { type KubeObject, keepFields, keyOf } from '../kube/objects.ts';
+import { type KubeObject, keepFields, keyOf, type ObjectMeta, type OwnerReference } from '../kube/objects.ts';
 import type { Running } from '../kube/program.ts';
 import type { RunnersConfig } from './config.ts';
 import { type NamespaceWatches, RunnerSetReconciler, VMS_BY_SET } from './controller.ts';
@@ -101,10 +101,7 @@ function watchNamespace(client: KubeClient, namespace: string, logger: Logger): 
       labelSelector: SCALE_SET_LABEL,
       logger,
       indexes: {
-        [VMS_BY_SET]: ({ metadata }) =>
-          (metadata.ownerReferences ?? [])
-            .filter(({ kind }) => kind === RUNNER_SETS.kind)
-            .map(({ uid }) => uid),
+        [VMS_BY_SET]: ({ metadata }) => ownersOf(metadata).map(({ uid }) => uid),
       },
     }),
     configs: new Informer(client, VM_CONFIGS, { namespace, logger }),
@@ -138,17 +135,28 @@ function trimNode({ apiVersion, kind, metadata, spec, status = {} }: Node): Node
   };
 }
 
+/** Fields of a Pod without a host that tell where it can run. */
+const PLACING = ['nodeSelector', 'affinity', 'tolerations'] as const;
+
 function trimPod({ apiVersion, kind, metadata, spec, status }: Pod): Pod {
   const containers = spec.containers.map((container) =>
-    keepFields(container, ['name', 'image', 'resources']),
+    keepFields(container, ['name', 'image', 'resources', 'ports']),
   );
   return {
     apiVersion,
     kind,
-    metadata: keepFields(metadata, ['name', 'namespace', 'uid', 'resourceVersion']),
-    spec: { ...keepFields(spec, ['nodeName']), containers },
+    metadata: keepFields(metadata, ['name', 'namespace', 'uid', 'resourceVersion', 'deletionTimestamp']),
+    spec: { ...keepFields(spec, spec.nodeName === undefined ? PLACING : ['nodeName']), containers },
     status: keepFields(status ?? {}, ['phase']),
   };
+}
+
+/** Returns the RunnerSets that the VM was made for. */
+function ownersOf({ ownerReferences = [] }: ObjectMeta): OwnerReference[] {
+  return ownerReferences.filter(
+    ({ apiVersion, kind, controller }) =>
+      apiVersion === RUNNER_SETS.apiVersion && kind === RUNNER_SETS.kind && controller === true,
+  );
 }
 
 /** Adds the keys of sets that changed, or whose VMs changed. */
@@ -156,10 +164,8 @@ function enqueueSets(controller: Controller, watches: readonly NamespaceWatches[
   for (const { sets, vms } of watches) {
     sets.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
     vms.cache.onChange(({ object: { metadata } }) => {
-      for (const { kind, name } of metadata.ownerReferences ?? []) {
-        if (kind === RUNNER_SETS.kind) {
-          controller.enqueue(keyOf({ metadata: { namespace: metadata.namespace ?? '', name } }));
-        }
+      for (const { name } of ownersOf(metadata)) {
+        controller.enqueue(keyOf({ metadata: { namespace: metadata.namespace ?? '', name } }));
       }
     });
   }

@@ -3,7 +3,7 @@
  * slow the start of the `berth` command.
  */
 import type { KindMetadata } from './kind.ts';
-import { POOL_REVISION_LABEL } from './names.ts';
+import { GROUP, POOL_REVISION_LABEL } from './names.ts';
 import type { VM } from './vm.ts';
 
 /** Largest number of VMs that one pool keeps. */
@@ -20,14 +20,18 @@ export const POOL_DEFAULTS = {
   readyDeadlineSeconds: 600,
 } as const;
 
-/** Returns the uid of the VMPool that owns the VM. The result is undefined for other VMs, and for VMs that were claimed. */
+/**
+ * Returns the uid of the VMPool that owns the VM. The result is undefined for other VMs, and for VMs that were claimed. An owner of another API
+ * is no pool, because the admission policy that protects pools lets everybody name it.
+ */
 export function poolUidOf({
   metadata: { ownerReferences = [] },
 }: {
   readonly metadata: KindMetadata;
 }): string | undefined {
   const owner = ownerReferences.find(({ controller }) => controller === true);
-  return owner?.kind === 'VMPool' ? owner.uid : undefined;
+  const isPool = owner?.kind === 'VMPool' && owner.apiVersion.startsWith(`${GROUP}/`);
+  return isPool ? owner.uid : undefined;
 }
 
 /** Returns true if the VM was made from the template and the image content that the pool has now. */

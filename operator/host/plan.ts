@@ -19,7 +19,7 @@ import { agentVersion, VERSION } from '../../api/v1alpha1/version.ts';
 import type { Node, NodeCondition, NodeStatus, Taint } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { CORDON_TAINT, isPassing } from '../tasks/placement.ts';
+import { CORDON_TAINT, isPassing } from '../../kube/scheduling.ts';
 import { isReady, isTooOldOrNew } from './observe.ts';
 
 /** Largest number of macOS guests on a host whose driver runs macOS. The licence of macOS sets this limit. */

@@ -1,36 +1,30 @@
 /** Counts what the Pods on a host request and what is free, and finds the Pods that wait for it. */
+import { emptySpace, hasRoom, type HostSpace, put, requestOf } from '../../api/v1alpha1/hostspace.ts';
 import { CORDONED_FOR_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import type { Node, Pod, PodSpec } from '../../kube/core.ts';
+import type { Node, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
+import { suits } from '../../kube/scheduling.ts';
 import { isReady } from '../host/observe.ts';
-import { amountOf, holdsSlot, suits } from '../tasks/placement.ts';
+import { holdsSlot } from '../tasks/placement.ts';
 import { isWaiting, PODS_WITHOUT_HOST, WITHOUT_HOST } from '../vm/triggers.ts';
 
-/** Amounts of resources by name: CPU in thousandths, everything else in its own unit. */
-type Amounts = ReadonlyMap<string, number>;
-
 /** Free space on one host. Each Pod that {@link take} puts there makes it smaller. */
-export interface HostSpace {
+export interface HostPlace extends HostSpace {
   readonly node: Readonly<Node>;
-  readonly free: Map<string, number>;
-  readonly ports: Set<string>;
 }
 
 /** Returns the space that the bound Pods leave on a host. */
-export function placeOn(node: Readonly<Node>, bound: readonly Readonly<Pod>[]): HostSpace {
-  const free = new Map(amountsIn(node.status?.allocatable ?? {}));
-  const place = { node, free, ports: new Set<string>() };
-  for (const { spec } of bound.filter(holdsSlot)) {
-    put(place, spec);
-  }
+export function placeOn(node: Readonly<Node>, bound: readonly Readonly<Pod>[]): HostPlace {
+  const place = { node, ...emptySpace(node.status?.allocatable) };
+  bound.filter(holdsSlot).forEach(({ spec }) => put(place, requestOf(spec)));
   return place;
 }
 
 /** Puts the Pod into the first place where it can run. Returns false if there is none. */
-export function take(places: readonly HostSpace[], pod: Readonly<Pod>): boolean {
+export function take(places: readonly HostPlace[], pod: Readonly<Pod>): boolean {
   const place = places.find((candidate) => fits(candidate, pod));
   if (place !== undefined) {
-    put(place, pod.spec);
+    put(place, requestOf(pod.spec));
   }
   return place !== undefined;
 }
@@ -41,7 +35,7 @@ export function take(places: readonly HostSpace[], pod: Readonly<Pod>): boolean 
  * the Node with a name.
  */
 export function choose(
-  place: HostSpace,
+  place: HostPlace,
   waiting: readonly Readonly<Pod>[],
   nodeOf: (name: string) => Readonly<Node> | undefined,
 ): Readonly<Pod>[] {
@@ -62,42 +56,8 @@ function isExpected({ status }: Readonly<Pod>, nodeOf: Parameters<typeof choose>
 }
 
 /** Returns true if the host suits the Pod, and has what the Pod requests. */
-export function fits({ node, free, ports }: HostSpace, { spec }: Readonly<Pod>): boolean {
-  return (
-    [...requestsOf(spec)].every(([name, amount]) => amount <= (free.get(name) ?? 0)) &&
-    !hostPorts(spec).some((port) => ports.has(port)) &&
-    suits(spec, node)
-  );
-}
-
-function put({ free, ports }: HostSpace, spec: PodSpec): void {
-  for (const [name, amount] of requestsOf(spec)) {
-    free.set(name, (free.get(name) ?? 0) - amount);
-  }
-  for (const port of hostPorts(spec)) {
-    ports.add(port);
-  }
-}
-
-function requestsOf({ containers }: PodSpec): Amounts {
-  const total = new Map<string, number>();
-  for (const { resources } of containers) {
-    for (const [name, amount] of amountsIn(resources?.requests ?? {})) {
-      total.set(name, (total.get(name) ?? 0) + amount);
-    }
-  }
-  return total;
-}
-
-function amountsIn(quantities: Readonly<Record<string, string>>): Amounts {
-  return new Map(Object.entries(quantities).map(([name, text]) => [name, amountOf(name, text)]));
-}
-
-function hostPorts({ containers }: PodSpec): string[] {
-  const ports = containers.flatMap((container) => container.ports ?? []);
-  return ports
-    .filter(({ hostPort }) => hostPort !== undefined)
-    .map(({ hostPort, protocol = 'TCP' }) => `${hostPort}/${protocol}`);
+export function fits(place: HostPlace, { spec }: Readonly<Pod>): boolean {
+  return hasRoom(place, requestOf(spec)) && suits(spec, place.node);
 }
 
 /** Returns the Pods of VMs that the scheduler could not place, the oldest first. */

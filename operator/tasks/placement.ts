@@ -1,7 +1,6 @@
 /**
  * Builds the part of a Pod's spec that determines the hosts on which the Pod can run. The Pods of VMs and of tasks both have this part. Also
- * tells which hosts a Pod can run on, by the rules of the scheduler, and counts the slots of hosts. VMs, emulators and cache Jobs use one
- * slot each.
+ * counts the slots of hosts. VMs, emulators and cache Jobs use one slot each.
  */
 import { isDedicated } from '../../api/v1alpha1/hosts.ts';
 import {
@@ -12,17 +11,14 @@ import {
   ONLY_NAMESPACE_LABEL,
   SLOT_RESOURCE,
 } from '../../api/v1alpha1/names.ts';
-import { parseBytes } from '../../api/v1alpha1/quantity.ts';
 import type {
   Job,
   Namespace,
   Node,
   NodeAffinity,
   NodeSelectorRequirement,
-  NodeSelectorTerm,
   Pod,
   PodSpec,
-  Taint,
   Toleration,
 } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
@@ -180,78 +176,6 @@ export function hostOfJob({ spec }: Job): string[] {
   return terms?.[0]?.matchFields?.[0]?.values ?? [];
 }
 
-/** Taint of a cordoned Node. After a cordon by a person, Kubernetes adds it a moment later. */
-export const CORDON_TAINT: Taint = { key: 'node.kubernetes.io/unschedulable', effect: 'NoSchedule' };
-
-/**
- * Keys of the taints that Kubernetes and cordons put on a host while it is off or starts. They go away when the host reports again, so they
- * do not tell whether the host suits a Pod.
- */
-const PASSING: ReadonlySet<string> = new Set([
-  'node.kubernetes.io/unreachable',
-  'node.kubernetes.io/not-ready',
-  CORDON_TAINT.key,
-]);
-
-/** Returns true if the taint goes away when the host reports again. */
-export function isPassing({ key }: Taint): boolean {
-  return PASSING.has(key);
-}
-
-/**
- * Returns true if the Pod can run on the host once the host reports, has space and is not cordoned: its name, its labels and its lasting taints
- * suit the Pod.
- */
-export function suits(spec: PodSpec, node: Readonly<Node>): boolean {
-  const taints = node.spec?.taints ?? [];
-  return matchesAffinity(spec, node) && !taints.some((taint) => !isPassing(taint) && keepsOff(taint, spec));
-}
-
-/** Returns true if the taint keeps the Pod off the host. */
-export function keepsOff(taint: Taint, { tolerations }: Pick<PodSpec, 'tolerations'>): boolean {
-  const isHard = taint.effect !== 'PreferNoSchedule';
-  return isHard && tolerations?.some((toleration) => tolerates(toleration, taint)) !== true;
-}
-
-function tolerates({ key, operator, value, effect }: Toleration, taint: Taint): boolean {
-  const sameKey = key === undefined || key === taint.key;
-  const sameEffect = effect === undefined || effect === taint.effect;
-  return sameKey && sameEffect && (operator === 'Exists' || (value ?? '') === (taint.value ?? ''));
-}
-
-function matchesAffinity({ affinity }: PodSpec, node: Readonly<Node>): boolean {
-  const required = affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
-  return required === undefined || required.nodeSelectorTerms.some((term) => matchesTerm(term, node));
-}
-
-function matchesTerm(
-  { matchExpressions = [], matchFields = [] }: NodeSelectorTerm,
-  node: Readonly<Node>,
-): boolean {
-  const { labels = {}, name } = node.metadata;
-  return (
-    matchExpressions.every((requirement) => meets(requirement, labels[requirement.key])) &&
-    // The name is the only field of a Node that the API server accepts here.
-    matchFields.every((requirement) => meets(requirement, name))
-  );
-}
-
-/** Berth writes no requirement with the operators Gt and Lt. */
-function meets({ operator, values = [] }: NodeSelectorRequirement, value: string | undefined): boolean {
-  switch (operator) {
-    case 'In':
-      return value !== undefined && values.includes(value);
-    case 'NotIn':
-      return value === undefined || !values.includes(value);
-    case 'Exists':
-      return value !== undefined;
-    case 'DoesNotExist':
-      return value === undefined;
-    default:
-      return false;
-  }
-}
-
 /** Returns the number of slots that a host has. */
 export function slotsOf(node: Readonly<Node> | undefined): number {
   return Number(node?.status?.allocatable?.[SLOT_RESOURCE] ?? 0);
@@ -264,15 +188,4 @@ export function holdsSlot({ status }: Readonly<Pod>): boolean {
 
 export function asksForSlot({ containers }: Readonly<Pick<PodSpec, 'containers'>>): boolean {
   return containers.some(({ resources }) => resources?.requests?.[SLOT_RESOURCE] !== undefined);
-}
-
-/**
- * Returns the amount of a resource: CPU in thousandths, everything else in its own unit. A quantity that cannot be read counts as 0, because a
- * host writes the quantities of its own Node.
- */
-export function amountOf(name: string, text: string): number {
-  if (name === 'cpu' && text.endsWith('m')) {
-    return Number(parseBytes(text.slice(0, -1)) ?? 0n);
-  }
-  return Number(parseBytes(text) ?? 0n) * (name === 'cpu' ? 1000 : 1);
 }

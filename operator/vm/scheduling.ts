@@ -1,4 +1,5 @@
 /** Translates the scheduler's reasons for a Pending VM into short texts for people. */
+import { amountOf } from '../../api/v1alpha1/hostspace.ts';
 import {
   CORDONED_FOR_ANNOTATION,
   DEDICATED_KEY,
@@ -15,8 +16,8 @@ import {
   OBSTACLES,
 } from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint } from '../../kube/core.ts';
+import { CORDON_TAINT, isPassing, keepsOff, suits } from '../../kube/scheduling.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { amountOf, CORDON_TAINT, isPassing, keepsOff, suits } from '../tasks/placement.ts';
 import { machineContainer, podPorts } from '../podbacked/pod.ts';
 
 /** Pattern of the scheduler's reason about a resource of which a node has too little left. */

@@ -11,6 +11,9 @@ const ANSWER_MILLISECONDS = 30_000;
 /** Wait in milliseconds after a refusal for too many requests that names no time. GitHub asks for a minute at least. */
 const RATE_LIMIT_MILLISECONDS = 60_000;
 
+/** Type of an exception, with its namespace before it and its assembly behind it. A log shows it, and no token has this form. */
+const TYPE_NAME = /(?:^|\.)([A-Za-z]{1,90}Exception)(?:,|$)/;
+
 /** GitHubRequest without the parts that are the same for all requests. */
 export type GitHubRequest = Omit<GitHubHttpRequest, 'limitMilliseconds'> & {
   readonly limitMilliseconds?: number;
@@ -72,7 +75,7 @@ export function readBody<T>(what: string, answer: GitHubHttpAnswer, schema: z.Zo
 function refusal(what: string, answer: GitHubHttpAnswer): GitHubError {
   const { status, date } = answer;
   const { typeName: fullName = '', message = '' } = errorSchema.safeParse(answer.body).data ?? {};
-  const typeName = /(\w{1,100})(?:,|$)/.exec(fullName)?.[1] ?? '';
+  const typeName = TYPE_NAME.exec(fullName)?.[1] ?? '';
   const details = message === '' ? '' : `: ${quote(message)}`;
   const reason = reasonFor(answer, typeName);
   const asked =

@@ -21,6 +21,11 @@ const HOST_CHARACTERS = 253;
 const CONNECTIONS = 6;
 /** Codes of errors of Node.js and OpenSSL about the certificate of a server. */
 const CERTIFICATE_ERROR = /CERT|UNABLE_TO_(GET|VERIFY)|INVALID_(CA|PURPOSE)/;
+/**
+ * Identifier of a request: groups of hexadecimal digits. No other text goes into messages, because a server or a proxy can send back the
+ * credentials of the request.
+ */
+const REQUEST_ID = /^[0-9a-f]{1,12}([:-][0-9a-f]{1,12}){1,7}$/i;
 /** Longest wait in seconds that a header can ask for: it has at most five digits. */
 const SECONDS = /^\d{1,5}$/;
 
@@ -141,12 +146,8 @@ async function readAnswer({ statusCode, headers, body }: Dispatcher.ResponseData
     status: statusCode,
     body: parseBody(check, bytes.take(), statusCode),
     requestID: ['activityid', 'x-github-request-id']
-      .map((name) =>
-        header(name)
-          .replaceAll(/[^\w:-]/g, '')
-          .slice(0, 64),
-      )
-      .filter((id) => id !== '')
+      .map(header)
+      .filter((id) => REQUEST_ID.test(id))
       .join(' '),
     retryAfterMilliseconds: SECONDS.test(asked) ? Number(asked) * 1000 : undefined,
     isUsedUp: header('x-ratelimit-remaining') === '0',

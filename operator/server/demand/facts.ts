@@ -8,7 +8,7 @@ import { acceptedAt, BY_DEMAND, isByDemand, isUp, openAction, startDeadline } fr
 import { conditionIn } from '../../objects/conditions.ts';
 import { PODS_BY_NODE } from '../../host/observe.ts';
 import { holdsSlot, JOBS_BY_HOST, slotsOf, isHost } from '../../tasks/placement.ts';
-import { type HostSpace, placeOn } from '../places.ts';
+import { type HostPlace, placeOn } from '../places.ts';
 import { CORDONED_FOR_ANNOTATION, VM_UID_LABEL } from '../../../api/v1alpha1/names.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Informer } from '../../../kube/informer.ts';
@@ -151,7 +151,7 @@ const RETRY_CAP_MILLISECONDS = 3_600_000;
 export interface HostDemand {
   readonly node: Readonly<Node>;
   /** Counts the free space. Most decisions do not need it, and a fleet has thousands of hosts. */
-  readonly place: () => HostSpace;
+  readonly place: () => HostPlace;
   /** Whether machines take all slots. This is known without {@link place}. */
   readonly isFull: boolean;
   readonly state: DemandState;

@@ -43,4 +43,6 @@ export interface Fault {
   /** Status of all answers. Without it, no answer comes. */
   readonly status: number | undefined;
   readonly headers?: Record<string, string>;
+  /** Whether the answers show the credentials of their requests wherever they can. */
+  readonly reflects?: boolean;
 }

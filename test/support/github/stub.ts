@@ -218,7 +218,14 @@ export class GitHubStub implements AsyncDisposable {
     const { fault } = this;
     if (fault !== undefined) {
       if (fault.status !== undefined) {
-        response.writeHead(fault.status, fault.headers).end('{"message":"a fault of the stub"}');
+        const shown = fault.reflects === true ? (headers['authorization'] ?? '') : 'a fault of the stub';
+        const secret = shown.split(' ').at(-1) ?? '';
+        const reflected =
+          fault.reflects === true ? { activityid: secret, 'x-github-request-id': secret } : {};
+        response.writeHead(fault.status, { ...reflected, ...fault.headers });
+        response.end(
+          JSON.stringify({ message: shown, ...(fault.reflects === true && { typeName: secret }) }),
+        );
       }
       return;
     }
