@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { awaitedOn } from '../api/v1alpha1/machine.ts';
-import { AGENT_NAME, SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
+import { AGENT_NAME, MACOS_GUEST_RESOURCE, SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import { keepReserve } from '../base/files.ts';
 import { Authorizer } from '../kube/serving/authorization.ts';
@@ -132,7 +132,11 @@ export async function runAgent(
     boundPods: () => pods.informer.cache.list(),
     machinesDirectory: join(config.dataDirectory, 'machines'),
     logger,
-    capacity: () => ({ ...allocatable(config, facts, parts.images.heldBytes()), slots: slotsOf(keeper) }),
+    capacity: () => ({
+      ...allocatable(config, facts, parts.images.heldBytes()),
+      slots: offered(keeper, SLOT_RESOURCE),
+      macosGuests: offered(keeper, MACOS_GUEST_RESOURCE),
+    }),
     isAwaited: ({ machine }) => awaitedOn(keeper.node)[machine?.vm.uid ?? ''] !== undefined,
     fenced: () => lease.fenced,
     event: (regarding, text) => recorder.event(regarding, text),
@@ -296,9 +300,10 @@ async function drainAndClose(
   await Promise.all(open.map((one) => one.close()));
 }
 
-function slotsOf(keeper: NodeKeeper): number | undefined {
-  const slots = keeper.node?.status?.allocatable?.[SLOT_RESOURCE];
-  return slots === undefined ? undefined : Number(slots);
+/** Returns the amount of a resource that the operator has written to the Node. Undefined as long as it has written none. */
+function offered(keeper: NodeKeeper, resource: string): number | undefined {
+  const amount = keeper.node?.status?.allocatable?.[resource];
+  return amount === undefined ? undefined : Number(amount);
 }
 
 function forwardAddress(config: AgentConfig): string {

@@ -23,6 +23,10 @@ export interface RunningState {
   paused: boolean;
   /** Absent if the VM asks for no display, or if the driver does not know the display's state yet. */
   display?: DisplayState;
+  /** Absent if the hypervisor gives each guest exactly the identity of its VM. */
+  identity?: IdentityState;
+  /** Why the guest cannot be suspended, as a sentence for people. Absent if it can. */
+  cannotSuspend?: string;
   /**
    * Accelerator with which the process was started. It can differ from the present accelerators of the host. Absent if the driver does not
    * know it.
@@ -36,6 +40,11 @@ export interface RunningState {
 export type DisplayState =
   | { ready: true; reason: 'DisplaySet'; message: string }
   | { ready: false; reason: 'NoDPI' | 'ScreenCropped'; message: string };
+
+/** Whether the guest has the identity that its VM asks for. `message` is a sentence for people. */
+export type IdentityState =
+  | { ready: true; reason: 'IdentityNew'; message: string }
+  | { ready: false; reason: 'IdentityOfImage' | 'IdentityOfHypervisor'; message: string };
 
 /** Folder of a machine: `<data directory>/machines/<pod uid>`. */
 export interface MachineFolder {
@@ -259,9 +268,15 @@ export interface Driver {
   readonly name: string;
   /**
    * Creates the machine's folder and disk. The disk is a clone of `base`. The time for a clone does not depend on the size of `base`.
-   * Without `base`, the disk is blank and has the size `diskSizeBytes`. If `diskSizeBytes` is undefined too, the machine has no disk.
+   * Without `base`, the disk is blank and has the size `diskSizeBytes`. If `diskSizeBytes` is undefined too, the machine has no disk. If the
+   * image of the VM is an IPSW, the driver installs macOS on the disk, which takes long. The signal ends this installation early.
    */
-  create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
+  create(
+    folder: MachineFolder,
+    plan: MachinePlan,
+    base: BaseImage | undefined,
+    signal?: AbortSignal,
+  ): Promise<void>;
   /**
    * Starts the machine. Resolves when its hypervisor answers. After an error no process is left. The signal can end the start early.
    *

@@ -95,8 +95,8 @@ export class HostImageStore {
         new FileImage(common, { path, roots: sharedRoots, sha256: undefined }, request),
       storedFile: ({ path, sha256, memoryDigest }, request) =>
         new FileImage(common, { path, roots: storageRoots, sha256, memoryDigest }, request),
+      ipsw: (source, request) => new HttpImage(ofWeb, source, request),
       empty: () => unsupported('The source of the image is an empty disk, so there is nothing to fetch'),
-      unsupported: ({ description }) => unsupported(description),
     };
   }
 

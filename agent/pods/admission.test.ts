@@ -31,7 +31,7 @@ test('what a Pod claims is the sum of its containers', () => {
         image: 'x',
         resources: {
           requests: { cpu: '1500m', memory: '1Ki', 'ephemeral-storage': '2Ki' },
-          limits: { 'berth.dev/slot': '1' },
+          limits: { 'berth.dev/slot': '1', 'berth.dev/macos-guest': '1' },
         },
         ports: [
           { containerPort: 22, hostPort: 8822 },
@@ -45,6 +45,7 @@ test('what a Pod claims is the sum of its containers', () => {
   const pod: Pod = { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'x' }, spec };
   expect(claimOf(pod)).toEqual({
     slots: 1,
+    macosGuests: 1,
     cpuMillis: 3_500,
     memoryBytes: 1_024,
     diskBytes: 2_048,
@@ -53,6 +54,20 @@ test('what a Pod claims is the sum of its containers', () => {
       { hostPort: 53, protocol: 'UDP' },
     ],
   });
+});
+
+test('a host takes only so many guests with macOS as it may run, and one that runs none takes none', () => {
+  const mac = claim({ macosGuests: 1 });
+  const capacity = { ...CAPACITY, macosGuests: 2 };
+  expect(admit(mac, [mac, claim()], [], capacity)).toEqual({ kind: 'admitted' });
+  expect(admit(claim(), [mac, mac], [], capacity)).toEqual({ kind: 'admitted' });
+  expect(admit(mac, [mac, mac], [], capacity)).toEqual({
+    kind: 'refused',
+    reason: 'MacOSLimit',
+    message: '2 of 2 places for guests with macOS on this host are in use',
+  });
+  expect(admit(mac, [mac], [mac], capacity)).toMatchObject({ kind: 'wait' });
+  expect(admit(mac, [], [], CAPACITY)).toMatchObject({ message: 'This host runs no guests with macOS' });
 });
 
 describe('a host of four slots', () => {

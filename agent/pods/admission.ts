@@ -43,6 +43,14 @@ const AMOUNTS: readonly {
     message: (_, taken, all) => `${taken} of ${all} slots of this host are in use`,
   },
   {
+    amount: 'macosGuests',
+    reason: 'MacOSLimit',
+    message: (_, taken, all) =>
+      all === 0
+        ? 'This host runs no guests with macOS'
+        : `${taken} of ${all} places for guests with macOS on this host are in use`,
+  },
+  {
     amount: 'cpuMillis',
     reason: 'OutOfcpu',
     message: (wanted, taken, all) =>
@@ -109,11 +117,12 @@ function refuse(
   capacity: HostCapacity,
 ): (Admission & { kind: 'refused' }) | undefined {
   const lacking = AMOUNTS.find(
-    ({ amount }) => claim[amount] > 0 && total(others, amount) + claim[amount] > (capacity[amount] ?? 0),
+    ({ amount }) => total([claim], amount) > 0 && total([claim, ...others], amount) > (capacity[amount] ?? 0),
   );
   if (lacking !== undefined) {
     const { amount, reason, message } = lacking;
-    return refused(reason, message(claim[amount], total(others, amount), capacity[amount] ?? 0));
+    const taken = total(others, amount);
+    return refused(reason, message(total([claim], amount), taken, capacity[amount] ?? 0));
   }
   const names = new Set(others.flatMap(({ ports }) => ports.map(portName)));
   const taken = claim.ports.find((port) => names.has(portName(port)));
@@ -255,7 +264,7 @@ function refusalOf(
   others: readonly MachineClaim[],
   capacity: HostCapacity,
 ): PendingResize | undefined {
-  const size = { ...wanted, slots: 0, diskBytes: 0, ports: [] };
+  const size = { ...wanted, slots: 0, macosGuests: 0, diskBytes: 0, ports: [] };
   const alone = admit(size, [], [], capacity);
   if (alone.kind !== 'admitted') {
     return { reason: 'Infeasible', message: alone.message };

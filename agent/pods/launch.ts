@@ -8,6 +8,7 @@ import { access, readFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { INSTALLED_DISK_BYTES } from '../../api/v1alpha1/source.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
 import { writeWhole } from '../../base/files.ts';
@@ -101,9 +102,20 @@ export function machinePlan(host: PodHost, record: MachineRecord, { desired }: M
   // Users can change these fields after the deployment, so their values in `desired` have precedence.
   const vm = { ...needed(record.machine), ...needed(desired) };
   const wanted = vm.diskSizeBytes;
-  // A disk is never smaller than its image. The driver knows the sizes of other images, but an empty image has no file.
-  const diskSizeBytes = vm.image?.type === 'empty' ? Math.max(wanted ?? 0, vm.image.sizeBytes) : wanted;
+  const diskSizeBytes = diskSizeOf(vm.image, wanted);
   return { guest: { vm, diskSizeBytes, iso: isoOf(record) }, runAs: ownUser(host, record) };
+}
+
+/** Returns the size of a disk in bytes. A disk is never smaller than its image. The driver knows the sizes of images that are disks. */
+function diskSizeOf(image: Machine['image'], wanted: number | undefined): number | undefined {
+  switch (image?.type) {
+    case 'empty':
+      return Math.max(wanted ?? 0, image.sizeBytes);
+    case 'ipsw':
+      return wanted ?? INSTALLED_DISK_BYTES;
+    default:
+      return wanted;
+  }
 }
 
 function isoOf({ isoPath, machine }: MachineRecord): VmPlan['guest']['iso'] {
@@ -125,7 +137,8 @@ export function launchPlan(
 
 /** Returns the size with which a machine is started. If the planned disk is smaller than the image, the disk size is that of the image. */
 function sizeOf({ cpu, memoryBytes, guest }: VmLaunchPlan, { base }: MachineRecord): StartedSize {
-  const diskSizeBytes = Math.max(guest.diskSizeBytes ?? 0, base?.virtualSizeBytes ?? 0);
+  const ofImage = guest.vm.image?.type === 'ipsw' ? 0 : (base?.virtualSizeBytes ?? 0);
+  const diskSizeBytes = Math.max(guest.diskSizeBytes ?? 0, ofImage);
   return { cpu, memoryBytes, ...(diskSizeBytes > 0 && { diskSizeBytes }) };
 }
 

@@ -25,6 +25,8 @@ import type { NetworkHealth } from '../network/network.ts';
 /** Amounts of the host's resources that one machine reserves. */
 export interface MachineClaim {
   slots: number;
+  /** Guests with macOS. Undefined if the machine has none. */
+  macosGuests?: number;
   cpuMillis: number;
   memoryBytes: number;
   /** Bytes of the host's disk: the size of the machine's disk multiplied by the operator's `diskRequestRatio`. */
@@ -36,6 +38,8 @@ export interface MachineClaim {
 /** Capacity of the host for machines. `slots` is undefined until the operator has set the number. */
 export interface HostCapacity {
   slots: number | undefined;
+  /** Largest number of guests with macOS. Undefined if the host runs none. */
+  macosGuests?: number | undefined;
   cpuMillis: number;
   memoryBytes: number;
   diskBytes: number;

@@ -10,6 +10,7 @@ import type { Desired, WantedSnapshot } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
+import type { RunningState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
 import { failed, stateDamaged } from './failure.ts';
 import type {
@@ -286,14 +287,22 @@ function towards(situation: Situation, desired: Desired, now: number): MachineSt
     return towardsRunning(situation, desired, now);
   }
   if (desired.powerState === 'Suspended' && state.kind === 'running') {
-    return towardsSuspended(situation, now);
+    return towardsSuspended(situation, state, now);
   }
   return desired.powerState === 'Stopped' && isAlive(state)
     ? { kind: 'stop', graceMilliseconds: situation.graceMilliseconds }
     : offAfter(record, desired);
 }
 
-function towardsSuspended({ noRoomToSuspend }: Situation, now: number): MachineStep {
+function towardsSuspended(
+  { noRoomToSuspend }: Situation,
+  { cannotSuspend }: Pick<RunningState, 'cannotSuspend'>,
+  now: number,
+): MachineStep {
+  if (cannotSuspend !== undefined) {
+    // The hypervisor would refuse the suspension again and again. The report about the machine says so, and the guest runs on.
+    return { kind: 'wait', until: undefined };
+  }
   return noRoomToSuspend === undefined
     ? { kind: 'suspend' }
     : { kind: 'wait', until: now + ROOM_MILLISECONDS, noRoomToSuspend };

@@ -16,6 +16,7 @@ import {
   MACHINE_ANNOTATION,
   MACHINE_CONDITION,
   MACHINE_CONTAINER,
+  MACOS_GUEST_RESOURCE,
   SLOT_RESOURCE,
   TASK_ANNOTATION,
 } from '../../api/v1alpha1/names.ts';
@@ -246,8 +247,10 @@ function allowedGrace(seconds: number): number {
 
 export function claimOf(pod: Pod): MachineClaim {
   const claims = pod.spec.containers.map(claimOfContainer);
+  const macosGuests = total(claims, 'macosGuests');
   return {
     slots: total(claims, 'slots'),
+    ...(macosGuests > 0 && { macosGuests }),
     cpuMillis: total(claims, 'cpuMillis'),
     memoryBytes: total(claims, 'memoryBytes'),
     diskBytes: total(claims, 'diskBytes'),
@@ -260,6 +263,7 @@ function claimOfContainer({ resources, ports = [] }: Container): MachineClaim {
   const asked = (name: string): string => requests[name] ?? '0';
   return {
     slots: Number(parseQuantity(asked(SLOT_RESOURCE))),
+    macosGuests: Number(parseQuantity(asked(MACOS_GUEST_RESOURCE))),
     cpuMillis: millis(asked('cpu')),
     memoryBytes: Number(parseQuantity(asked('memory'))),
     diskBytes: Number(parseQuantity(asked('ephemeral-storage'))),
@@ -277,8 +281,8 @@ function millis(quantity: string): number {
 }
 
 /** Names of the {@link MachineClaim} fields that are summed over machines. */
-export type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
+export type Amount = 'slots' | 'macosGuests' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 
 export function total(claims: readonly MachineClaim[], amount: Amount): number {
-  return claims.reduce((sum, claim) => sum + claim[amount], 0);
+  return claims.reduce((sum, { [amount]: claimed = 0 }) => sum + claimed, 0);
 }

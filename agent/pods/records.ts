@@ -37,6 +37,7 @@ const recordSchema = z.looseObject({
   driver: z.string().min(1),
   claim: z.object({
     slots: z.number(),
+    macosGuests: z.number().optional(),
     cpuMillis: z.number(),
     memoryBytes: z.number(),
     diskBytes: z.number(),

@@ -130,6 +130,17 @@ test('a machine tells whether its guest has the display that its VM asks for, in
   expect(JSON.parse(stopped?.message ?? '')).not.toHaveProperty('display');
 });
 
+test('a machine tells which identity its guest has, and why it cannot be suspended', () => {
+  const identity = { ready: false, reason: 'IdentityOfImage', message: 'that of "the image"' } as const;
+  const cannotSuspend = 'only guests with macOS';
+  const { machine, ready } = conditions({ ...RUNNING, identity, cannotSuspend }, WAITING);
+  expect(JSON.parse(machine?.message ?? '')).toMatchObject({
+    identity: { ...identity, message: 'that of ?the image?' },
+    cannotSuspend,
+  });
+  expect(ready?.status).toBe('True');
+});
+
 describe('an emulator', () => {
   const message = 'Android is booting; ADB does not answer yet';
 

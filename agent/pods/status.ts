@@ -45,13 +45,12 @@ import type {
   WantedMachine,
 } from './machine.ts';
 import { holdsPorts } from './ports.ts';
+import { escapeFree, runningReport } from './runningreport.ts';
 
 /** Largest length of the message in the report, in characters. */
 const REPORT_MESSAGE_LENGTH = 512;
 /** Largest number of characters that JSON needs for one escaped character. */
 const LONGEST_ESCAPE = 6;
-/** Largest length of the message about the display, in characters. No message of the QEMU driver is longer. */
-const DISPLAY_MESSAGE_LENGTH = 320;
 /** Upper limit for the number of characters that the JSON key `message` takes in the report, with quotes and comma. */
 const MESSAGE_KEY_LENGTH = 16;
 
@@ -372,22 +371,9 @@ function factsOf(
     ...defined('guestAgentConnected', guest?.connected),
     ...defined('guest', guest?.facts),
     ...defined('endpoints', chosenPorts(record)),
-    ...displayReport(runtime),
+    ...runningReport(runtime),
     ...defined('adb', adbOf(runtime, forwardAddress)),
   };
-}
-
-/**
- * Returns the part of the report that describes the display. The message of this part contains only characters that JSON writes without an
- * escape, so that the machine's whole report is short.
- */
-function displayReport({ state }: Pick<Runtime, 'state'>): Pick<MachineReport, 'display'> {
-  const display = state.kind === 'running' ? state.display : undefined;
-  if (display === undefined) {
-    return {};
-  }
-  const message = escapeFree(display.message).slice(0, DISPLAY_MESSAGE_LENGTH);
-  return { display: { ...display, message } };
 }
 
 /**
@@ -473,11 +459,6 @@ function snapshotConditions({ snapshots, failure: end }: Readonly<MachineRecord>
     }),
   }));
   return [condition(SNAPSHOTS_CONDITION, true, 'Reported', JSON.stringify(isLost ? [] : reports))];
-}
-
-/** Replaces the characters for which JSON needs an escape, so that the length of the text is that of its JSON. */
-function escapeFree(text: string): string {
-  return text.replaceAll(/[^\w .,:;×'()/-]/g, '?');
 }
 
 /**

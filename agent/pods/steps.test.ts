@@ -35,6 +35,7 @@ function hostOf(directory: string, reported: string[]): PodHost {
     images: {
       ensure: async () => ({ digest: 'sha256:0', virtualSizeBytes: 2 ** 30 }),
       cloned: () => undefined,
+      release: () => undefined,
     },
     network: { attach: () => NETWORK, address: () => undefined, isUsable: async () => true },
     ports: { vnc: '6000-6000' },
@@ -111,6 +112,15 @@ it('records why a machine does not start from the memory before it boots, becaus
   expect(recorded).toEqual([{ reason: 'KeyDiffers', message: 'The processor differs' }]);
 });
 
+it('does not fetch an IPSW on a host that cannot install macOS', async () => {
+  const { host, record, operation, runtime } = newVm();
+  const image = { type: 'ipsw', url: 'https://images.example/restore.ipsw', sha256: '0' } as const;
+  host.records.update(record, { machine: { ...record.machine, image } as Machine });
+  const fetch = vi.spyOn(host.images, 'ensure');
+  await expect(STEPS.create(host, runtime, operation)).rejects.toMatchObject({ reason: 'NoAppleHost' });
+  expect(fetch).not.toHaveBeenCalled();
+});
+
 it('tells the VM why its machine was not suspended, because the VM stays Running', async () => {
   const reported: string[] = [];
   const { host, record, operation, runtime } = newVm(reported);
@@ -120,6 +130,19 @@ it('tells the VM why its machine was not suspended, because the VM stays Running
   };
   await expect(STEPS.suspend(host, runtime, operation)).rejects.toBe(fault);
   expect(reported).toEqual(['VM x SuspendFailed: The machine was not suspended: Migration is blocked']);
+});
+
+it('does not ask a hypervisor to suspend a guest that it cannot suspend, and stops it as any other', () => {
+  const { record, operation } = newVm();
+  Object.assign(record, { created: true, running: true });
+  const running = { kind: 'running', pid: 1, guestStarted: true, paused: false } as const;
+  const state = { ...running, cannotSuspend: 'only guests with macOS' };
+  const next = (powerState: Desired['powerState']) => {
+    const desired = { ...operation.desired, powerState };
+    return plan({ record, desired, state, fenced: false, graceMilliseconds: 9 } as Situation, 0);
+  };
+  expect(next('Suspended')).toEqual({ kind: 'wait', until: undefined });
+  expect(next('Stopped')).toEqual({ kind: 'stop', graceMilliseconds: 9 });
 });
 
 it('counts no stop for a machine that was not suspended, because its emulators would lose their data', async () => {

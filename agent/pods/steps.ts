@@ -4,7 +4,7 @@
  */
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { describeSource, type MachineImageSource, registryReference } from '../../api/v1alpha1/source.ts';
-import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
+import { HOST_DISK_FULL, MACOS_DRIVER } from '../../api/v1alpha1/names.ts';
 import { messageOf } from '../../base/errors.ts';
 import { timestamp } from '../../base/time.ts';
 import { refOf } from '../../kube/objects.ts';
@@ -80,6 +80,7 @@ async function makeDisk(
 ): Promise<BaseImage | undefined> {
   const { record, folder } = runtime;
   const { image, imageFormat: format = 'Auto', imageName, iso: isoSource, isoName } = record.machine ?? {};
+  requireInstaller(record);
   const keyring = await keyringOf(host, record, operation);
   const fetch = fetcher(host, record, operation);
   const base = await fetch(image, { format, name: imageName, keyring });
@@ -94,12 +95,34 @@ async function makeDisk(
     await driverOf(host, record).delete(folder);
   }
   record.isoPath = iso?.path;
-  const began = performance.now();
-  await driverOf(host, record).create(folder, machinePlan(host, record, operation), base);
-  if (base !== undefined) {
-    tell(host, record, 'Cloned', 'Clone', `The host cloned the image in ${secondsSince(began)} s`);
-  }
+  await createFrom(host, runtime, operation, base);
   return base;
+}
+
+/** Checks that the host can make a disk from the image, before it fetches the image. @throws ReasonedError `NoAppleHost` when it cannot. */
+function requireInstaller({ machine, driver }: Readonly<MachineRecord>): void {
+  if (machine?.image?.type === 'ipsw' && driver !== MACOS_DRIVER) {
+    throw new ReasonedError('NoAppleHost', 'This host cannot install macOS, because it is no Apple host');
+  }
+}
+
+async function createFrom(
+  host: PodHost,
+  { record, folder }: Runtime,
+  operation: MachineOperation,
+  base: BaseImage | undefined,
+): Promise<void> {
+  const isInstalled = record.machine?.image?.type === 'ipsw';
+  if (isInstalled) {
+    tell(host, record, 'Installing', 'Clone', 'The host installs macOS, which takes many minutes');
+  }
+  const began = performance.now();
+  const { signal } = operation.abort;
+  await driverOf(host, record).create(folder, machinePlan(host, record, operation), base, signal);
+  if (base !== undefined) {
+    const done = isInstalled ? 'installed macOS' : 'cloned the image';
+    tell(host, record, 'Cloned', 'Clone', `The host ${done} in ${secondsSince(began)} s`);
+  }
 }
 
 /** Returns the credentials of the Pod's pull secrets if an image comes from a registry. Images from other sources need no credentials. */

@@ -223,6 +223,7 @@ export const VM_FIELDS = {
       'Consistent: each VM that is deployed with this name in this namespace gets the same hardware UUID, serial number and MAC address. Dynamic: each deployed VM gets new values. A guest that starts from the memory of its image sees the UUID and the serial number of the saved VM until its next boot.',
     values: ['Consistent', 'Dynamic'],
     isInConfig: true,
+    isForHost: true,
     elsewhere: { http: BY_CONFIG, flag: BY_CONFIG },
   },
   placement: {
@@ -292,6 +293,7 @@ export const VM_FIELDS = {
     description: 'Serial number of the machine: 8 to 12 letters, digits and dashes.',
     length: 12,
     pattern: /^[-A-Za-z0-9]{8,12}$/,
+    isForHost: true,
     http: 'systemSerial',
     flag: ['--system-serial <text>', 'serial number of the machine'],
   },

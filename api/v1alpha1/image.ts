@@ -56,7 +56,9 @@ const sourceFields = {
     )
     .optional(),
   upload: uploadSchema.optional(),
-  ipsw: downloadSchema('An IPSW from which macOS is installed. Not supported yet.').optional(),
+  ipsw: downloadSchema(
+    'An IPSW with which an Apple host installs macOS on the disk of each VM. The installation takes long, so save the disk of the first VM as an Image.',
+  ).optional(),
 };
 
 const imageSourceSchema = z

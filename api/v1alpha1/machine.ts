@@ -266,6 +266,10 @@ export const machineReportSchema = z.object({
    * which display the guest has.
    */
   display: reported(z.object({ ready: z.boolean(), reason: z.string(), message: z.string() })),
+  /** Whether the guest has the identity that its VM asks for. Absent if the hypervisor gives each guest exactly the identity of its VM. */
+  identity: reported(z.object({ ready: z.boolean(), reason: z.string(), message: z.string() })),
+  /** Why the hypervisor cannot suspend the guest that runs, as a sentence for people. Absent if it can. */
+  cannotSuspend: reported(z.string()),
   /** Address and port of an emulator's ADB. Absent for VMs, and while the host does not know the address. */
   adb: reported(z.object({ address: z.ipv4(), port: z.number().int().min(1).max(LAST_PORT) })),
   message: reported(z.string()),

@@ -29,10 +29,7 @@ describe('a URL in texts for people', () => {
 });
 
 it('the status of an Image keeps each field of each source that a host can fetch', () => {
-  const fetched = machineImageSourceSchema.options.filter(
-    ({ shape }) => !shape.type.safeParse('unsupported').success,
-  );
-  expect(fetched).not.toEqual([]);
-  const fields = new Set(fetched.flatMap(({ shape }) => Object.keys(shape)));
+  const fields = new Set<string>(machineImageSourceSchema.options.flatMap(({ shape }) => Object.keys(shape)));
+  expect(fields).toContain('sha256');
   expect(Object.keys(contentSchema.shape)).toEqual(expect.arrayContaining([...fields]));
 });

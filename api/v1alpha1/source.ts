@@ -85,6 +85,12 @@ export const SOURCE_IMMUTABLE = {
 } as const;
 
 /**
+ * Size in bytes of a disk on which a host installs macOS from an IPSW, if the VM asks for no other. macOS, its updates and a development
+ * environment fit into it.
+ */
+export const INSTALLED_DISK_BYTES = 64 * 1024 ** 3;
+
+/**
  * Source from which the agent gets a disk or an ISO: a part of the contract between the operator and the agent. The function `directSource`
  * in operator/image derives this source from the source of an Image.
  */
@@ -108,8 +114,8 @@ export const machineImageSourceSchema = z.discriminatedUnion('type', [
     sha256: z.string(),
     memoryDigest: z.string().optional(),
   }),
-  /** A source that this release does not support, for example ipsw. */
-  z.object({ type: z.literal('unsupported'), description: z.string() }),
+  /** A file with which a host that runs macOS installs macOS on the disk of each machine. */
+  z.object({ type: z.literal('ipsw'), url: z.string(), sha256: z.string() }),
 ]);
 export type MachineImageSource = z.infer<typeof machineImageSourceSchema>;
 export type SourceType = MachineImageSource['type'];
@@ -129,7 +135,10 @@ export function registryReference(source: MachineImageSource | undefined): strin
  */
 export const contentSchema = z
   .object({
-    type: report('Type of the source: registry, http, sharedFile, empty, storedArtifact or storedFile.', 32),
+    type: report(
+      'Type of the source: registry, http, sharedFile, empty, storedArtifact, storedFile or ipsw.',
+      32,
+    ),
     reference: report('Reference in a registry, pinned by digest.', 1024).optional(),
     url: report('Address on a web server.', 2048).optional(),
     sha256: report('Digest of the file.', 64).optional(),
@@ -223,13 +232,12 @@ export function describeSource(source: MachineImageSource): string {
     case 'storedArtifact':
       return source.reference;
     case 'http':
+    case 'ipsw':
       return describeUrl(source.url);
     case 'sharedFile':
     case 'storedFile':
       return source.path;
-    case 'empty':
-      return 'an empty disk';
     default:
-      return source.description;
+      return 'an empty disk';
   }
 }

@@ -8,6 +8,7 @@ import { normaliseImageName, readReference } from '../../api/v1alpha1/reference.
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import {
+  INSTALLED_DISK_BYTES,
   type MachineImageSource,
   machineImageSourceSchema,
   mayHoldCredentials,
@@ -121,9 +122,13 @@ interface SourceTraits {
   readonly place?: StorageTarget;
   /** Size in bytes of a disk that the source describes completely. */
   readonly sizeBytes?: number;
-  /** Text for people about a source that this release does not support. */
-  readonly unsupported?: string;
+  /** True if the content is no disk, but what a host needs to make one. It cannot be pushed, downloaded or stored. */
+  readonly isInstaller?: boolean;
 }
+
+/** Why an IPSW is neither pushed nor downloaded. */
+export const NO_DISK =
+  'An IPSW is no disk. Deploy a VM from the Image, save the disk of the VM as another Image, and use that Image';
 
 /** A type of source that is forgotten here does not compile. */
 const TRAITS: { readonly [T in SourceType]: (source: SourceOf<T>) => SourceTraits } = {
@@ -138,7 +143,13 @@ const TRAITS: { readonly [T in SourceType]: (source: SourceOf<T>) => SourceTrait
   empty: ({ sizeBytes }) => ({ isLasting: true, sizeBytes }),
   storedArtifact: ({ reference }) => ({ isLasting: true, place: { type: 'registry', reference } }),
   storedFile: ({ path }) => ({ isLasting: true, place: { type: 'folder', path } }),
-  unsupported: ({ description }) => ({ isLasting: true, unsupported: description }),
+  ipsw: ({ url, sha256 }) => ({
+    isLasting: true,
+    isInstaller: true,
+    sizeBytes: INSTALLED_DISK_BYTES,
+    mayHoldCredentials: mayHoldCredentials(url),
+    digest: `sha256:${sha256.toLowerCase()}`,
+  }),
 };
 
 /** Returns the properties of a source. Without a source, no property applies. */
@@ -164,7 +175,7 @@ const DIRECT: {
   http: ({ url, sha256 }) => ({ type: 'http', url, sha256 }),
   sharedFile: ({ path }) => ({ type: 'sharedFile', path }),
   empty: ({ size }) => ({ type: 'empty', sizeBytes: Number(parseQuantity(size)) }),
-  ipsw: () => ({ type: 'unsupported', description: 'An IPSW is not supported yet' }),
+  ipsw: ({ url, sha256 }) => ({ type: 'ipsw', url, sha256 }),
   copyOf: undefined,
   fromVM: undefined,
   upload: undefined,

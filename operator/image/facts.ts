@@ -17,7 +17,7 @@ import { pushMistake } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/core.ts';
 import { taskOf } from '../tasks/job.ts';
-import { contentOf, isKeptFromCopies } from './content.ts';
+import { contentOf, isKeptFromCopies, NO_DISK, traitsOf } from './content.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import { keepEnd } from '../../api/v1alpha1/status.ts';
 
@@ -89,6 +89,12 @@ function firstContent(observed: ObservedImage): Partial<ImageFacts> {
     const content = contentOf(object)?.source;
     return { content, size: String(source.empty.size), storageSize: '0', lastUpdateTime: timestamp(now) };
   }
+  if ('ipsw' in source && source.ipsw !== undefined) {
+    const content = contentOf(object)?.source;
+    const { digest, sizeBytes } = traitsOf(content);
+    const size = quantity(sizeBytes);
+    return { content, digest, size, storageSize: '0', lastUpdateTime: timestamp(now) };
+  }
   if (source.copyOf !== undefined) {
     return origin === undefined || isKeptFromCopies(origin, object) ? {} : copied(origin, now);
   }
@@ -148,15 +154,21 @@ function pushed({ object, jobs, now }: ObservedImage, facts: ImageFacts): Partia
     return {};
   }
   const result = unrecorded<ActionOutcome>(
-    refusedPush(push) ?? latest(jobs, 'push', push.requestedAt),
+    refusedPush(push, facts) ?? latest(jobs, 'push', push.requestedAt),
     facts.lastPush,
   );
   return result === undefined ? {} : { lastPush: actionResult(result, now) };
 }
 
-/** Returns the result of a push to a reference that no registry can take. It is known before a host saves the disk of a VM for the push. */
-function refusedPush({ reference, requestedAt }: NonNullable<ImageSpec['push']>): ActionOutcome | undefined {
-  const mistake = pushMistake(reference);
+/**
+ * Returns the result of a push of no disk, or to a reference that no registry can take. It is known before a host saves the disk of a VM for
+ * the push.
+ */
+function refusedPush(
+  { reference, requestedAt }: NonNullable<ImageSpec['push']>,
+  { content }: Pick<ImageFacts, 'content'>,
+): ActionOutcome | undefined {
+  const mistake = content?.type === 'ipsw' ? NO_DISK : pushMistake(reference);
   if (mistake === undefined) {
     return undefined;
   }

@@ -14,6 +14,7 @@ import {
   directSource,
   imageObjectName,
   isKeptFromCopies,
+  NO_DISK,
   storedContent,
   originKeys,
   traitsOf,
@@ -116,10 +117,7 @@ function noCopy({ kind, object, origin, config }: ObservedImage): BlockedImage {
 
 function pull(observed: ObservedImage, source: MachineImageSource): ImageOperation | BlockedImage {
   const { object, config } = observed;
-  const { isLasting, unsupported } = traitsOf(source);
-  if (unsupported !== undefined) {
-    return blocked('SourceUnsupported', unsupported);
-  }
+  const { isLasting } = traitsOf(source);
   const target = isLasting ? undefined : storageTarget(object, config, versionOf(observed));
   return {
     kind: 'operation',
@@ -313,6 +311,9 @@ function pendingDownload(observed: ObservedImage): ImageOperation | BlockedImage
     return undefined;
   }
   const action = { operation: 'download', requestedAt } as const;
+  if (traitsOf(content.source).isInstaller === true) {
+    return { ...blocked('SourceUnsupported', NO_DISK), ...action };
+  }
   if (storageTarget(object, config, '') === undefined) {
     return { ...blocked('NoImageStorage', NO_IMAGE_STORAGE), ...action };
   }

@@ -151,8 +151,8 @@ describe('an image', () => {
 
   it('whose Job the API server refuses has the reason in the words of the server', () => {
     const { status } = planImage(new World({}).observed(), 'exceeded quota');
-    const ready = status.conditions?.find(({ type }) => type === 'Ready');
-    expect(ready).toMatchObject({ status: 'False', reason: 'JobRefused', message: 'exceeded quota' });
+    const refused = { type: 'Ready', status: 'False', reason: 'JobRefused', message: 'exceeded quota' };
+    expect(status.conditions).toContainEqual(expect.objectContaining(refused));
   });
 
   it('that is an empty disk is Ready at once, and takes no space', () => {
@@ -162,12 +162,13 @@ describe('an image', () => {
     expect(world.object.status).toMatchObject({ phase: 'Ready', size: '40Gi', storageSize: '0' });
   });
 
-  it('from an IPSW is reported as not supported', () => {
-    const http = { url: 'https://images.example/restore.ipsw', sha256: 'a'.repeat(64) };
-    const world = new World({ source: { ipsw: http } });
+  it('from an IPSW is Ready at once, and can neither be pushed nor downloaded, because it is no disk', () => {
+    const push = { reference: 'registry.example/mac:1', requestedAt: 'now' };
+    const ipsw = { url: 'https://images.example/a.ipsw', sha256: 'a'.repeat(64) };
+    const world = new World({ source: { ipsw }, push, download: push });
     world.step();
-    expect(world.jobs).toHaveLength(0);
-    expect(world.condition('Stalled')).toMatchObject({ status: 'True', reason: 'SourceUnsupported' });
+    const no = { result: 'Failed', message: expect.stringContaining('IPSW is no disk') as string };
+    expect(world.object.status).toMatchObject({ phase: 'Ready', lastPush: no, lastDownload: no });
   });
 
   it('that is a copy takes the content of its origin, once the origin has content', () => {

@@ -66,8 +66,27 @@ export function awaitedChange(observed: ObservedVM, phase: VMPhaseReport): Pendi
     return undefined;
   }
   const { powerState = 'Running' } = observed.vm.spec;
-  const obstacle = powerState === 'Suspended' ? unsuspendedByDisk(observed.pod) : undefined;
+  const obstacle =
+    powerState === 'Suspended'
+      ? (refusedChange(observed, phase) ?? unsuspendedByDisk(observed.pod))
+      : undefined;
   return revertObstacle(observed) ?? pendingRequest(observed) ?? obstacle ?? steps[powerState];
+}
+
+/**
+ * Returns the change that the VM declares and that the hypervisor of its host never makes. The result is undefined if there is none, and
+ * while another change is awaited.
+ */
+export function refusedChange(
+  observed: Requested,
+  { name }: Pick<VMPhaseReport, 'name'>,
+): PendingChange | undefined {
+  const { cannotSuspend } = machineReport(observed.pod);
+  const isWanted = name === 'Running' && observed.vm.spec.powerState === 'Suspended';
+  const isOther = revertObstacle(observed) !== undefined || pendingRequest(observed) !== undefined;
+  return isWanted && !isOther && cannotSuspend !== undefined
+    ? { reason: 'SuspendUnsupported', message: cannotSuspend }
+    : undefined;
 }
 
 /** Returns true if the guest shut itself down and its host does not start it again, although the VM is to run. */

@@ -55,6 +55,33 @@ function resolved(
   return result;
 }
 
+describe('a VM of an IPSW', () => {
+  const ipsw = { url: 'https://images.example/restore.ipsw', sha256: 'a'.repeat(64) };
+  const image = (): Image => ({
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'Image',
+    metadata: { name: 'sequoia', namespace: 'platform-ci' },
+    spec: { source: { ipsw } },
+  });
+
+  it('is macOS for arm64 with a display of 1920x1080 at 96 DPI and a disk of 64 GiB, if nobody asks for others', () => {
+    expect(resolved({ image: 'sequoia' }, undefined, [], { image })).toMatchObject({
+      os: 'MacOS',
+      architecture: 'arm64',
+      displayWidth: 1920,
+      displayHeight: 1080,
+      displayDPI: 96,
+      imageSizeBytes: 64n * 1024n ** 3n,
+      image: { source: { type: 'ipsw', ...ipsw } },
+    });
+  });
+
+  it.each([{ os: 'Linux' }, { architecture: 'amd64' }] as const)('is refused with %j', (spec) => {
+    const deploy = () => resolved({ image: 'sequoia', ...spec }, undefined, [], { image });
+    expect(deploy).toThrow(/An IPSW installs macOS for arm64.*Create the VM again/);
+  });
+});
+
 describe('a VM that names an ISO', () => {
   it('has its architecture, os and pull secrets', () => {
     expect(resolved({ iso: 'installer' })).toMatchObject({

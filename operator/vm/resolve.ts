@@ -61,7 +61,8 @@ export interface Unresolved {
     | 'PortsNeedNAT'
     | 'NetworkModeUnsupported'
     | 'PortNotReservable'
-    | 'SerialNumberUnsupported';
+    | 'SerialNumberUnsupported'
+    | 'NotMacOS';
   readonly message: string;
 }
 
@@ -97,26 +98,50 @@ export function resolve(observed: Resolvable): Resolved | Unresolved {
   if ('reason' in images) {
     return images;
   }
-  const { image, iso, imageObject } = images;
+  const { image, iso } = images;
   const layers = [spec, { ...config?.spec }, ...imageLayers(images), observed.config.defaults];
   const resolved: Resolved = {
     image,
     iso,
     imageSizeBytes: imageSize(images),
-    ...resolveHardware(layers, imageObject?.spec.source.ipsw !== undefined),
+    ...resolveHardware(layers, isFromIPSW(images)),
     ...resolveRest(layers),
     ...resolveAccess(observed.lookups, [image, iso], pick(layers, 'imagePullSecrets')),
     config: config && configIdentity(config),
   };
-  return networkFault(observed, resolved) ?? serialNumberFault(observed, resolved) ?? resolved;
+  return (
+    networkFault(observed, resolved) ??
+    serialNumberFault(observed, resolved) ??
+    installationFault(images, resolved) ??
+    resolved
+  );
 }
 
 /** Returns the settings from the Image and the ISO. A VM with both needs the pull secrets of both. */
-function imageLayers({ imageObject, isoObject }: ResolvedImages): Layer[] {
+function imageLayers(images: ResolvedImages): Layer[] {
+  const { imageObject, isoObject } = images;
   const specs = [imageObject, isoObject].flatMap((object) => (object === undefined ? [] : [object.spec]));
   const secrets = specs.flatMap(({ imagePullSecrets = [] }) => imagePullSecrets);
   const imagePullSecrets = secrets.length === 0 ? undefined : secrets;
-  return specs.map(({ architecture, os }) => ({ architecture, os, imagePullSecrets }));
+  const given: Layer[] = specs.map(({ architecture, os }) => ({ architecture, os, imagePullSecrets }));
+  return isFromIPSW(images) ? [...given, OF_INSTALLED] : given;
+}
+
+/** Settings of a guest that a host installs from an IPSW. */
+const OF_INSTALLED = { architecture: 'arm64', os: 'MacOS' } as const satisfies Layer;
+
+function isFromIPSW({ image }: Pick<ResolvedImages, 'image'>): boolean {
+  return image?.source.type === 'ipsw';
+}
+
+/** Refuses another operating system or architecture than that of an IPSW. */
+function installationFault(images: ResolvedImages, { os, architecture }: Resolved): Unresolved | undefined {
+  const isMacOS = os === OF_INSTALLED.os && architecture === OF_INSTALLED.architecture;
+  if (!isFromIPSW(images) || isMacOS) {
+    return undefined;
+  }
+  const message = `An IPSW installs macOS for arm64, but the VM asks for os ${os} and architecture ${architecture}. Create the VM again without these fields, or with MacOS and arm64`;
+  return { kind: 'terminal', reason: 'NotMacOS', message };
 }
 
 /**
@@ -243,10 +268,10 @@ function resolvedImage(
   return { kind: 'wait', reason: 'ImageNotReady', message };
 }
 
-function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {
+function resolveHardware(layers: readonly Layer[], isInstalled: boolean) {
   const diskSize = pick(layers, 'diskSize');
   return {
-    ...resolveForMachine(layers, isFromIPSW),
+    ...resolveForMachine(layers, isInstalled),
     // The last source of settings is the operator's configuration, which always has cpu and memory.
     cpu: pick(layers, 'cpu') ?? 0,
     memoryBytes: parseQuantity(pick(layers, 'memory') ?? '0'),
@@ -268,12 +293,12 @@ function imageSize({ image, imageObject }: ResolvedImages): bigint | undefined {
  * Returns the fields that the document for the agent has under the same names. If a layer sets a field of the display, or if the image comes
  * from an IPSW, the other fields of the display have their defaults.
  */
-function resolveForMachine(layers: readonly Layer[], isFromIPSW: boolean): ForMachine {
+function resolveForMachine(layers: readonly Layer[], isInstalled: boolean): ForMachine {
   const given = MACHINE_FIELDS.map((name) => [name, pick(layers, name)] as const);
   const hasDisplay = given.some(([name, value]) => DISPLAY_DEFAULTS.has(name) && value !== undefined);
   const withDefaults = given.map(([name, value]) => [
     name,
-    hasDisplay || isFromIPSW ? (value ?? DISPLAY_DEFAULTS.get(name)) : value,
+    hasDisplay || isInstalled ? (value ?? DISPLAY_DEFAULTS.get(name)) : value,
   ]);
   return Object.fromEntries(withDefaults) as ForMachine;
 }

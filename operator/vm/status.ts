@@ -2,6 +2,7 @@
 import { timestamp } from '../../base/time.ts';
 import {
   MACOS_ACCELERATOR,
+  MACOS_GUEST_RESOURCE,
   NETWORK_CONDITION,
   USER_DATA_CONDITION,
   WARM_START_CONDITION,
@@ -10,7 +11,7 @@ import { classOf, isReason, isSeen, saidReason } from '../../api/v1alpha1/reason
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft, type ConditionDraft as Draft, stampConditions } from '../objects/conditions.ts';
-import { awaitedChange, doneStamps, hasEndedByItself } from './declared.ts';
+import { awaitedChange, doneStamps, hasEndedByItself, refusedChange } from './declared.ts';
 import { sshDueAt } from './deadlines.ts';
 import { deployTimeoutOf, type VMFacts } from './facts.ts';
 import { pausedByDisk } from './disktrouble.ts';
@@ -105,6 +106,7 @@ function machineConditions(observed: ObservedVM, findings: Findings): (Draft | u
     userDataReady(observed),
     warmStart(observed),
     displayReady(observed),
+    identityReady(observed),
   ];
 }
 
@@ -163,7 +165,7 @@ function reconciling(
   const draft = { type: 'Reconciling', status: 'True' } as const;
   const awaited = awaitedChange(observed, phase);
   if (awaited !== undefined) {
-    return { ...draft, ...awaited };
+    return refusedChange(observed, phase) === undefined ? { ...draft, ...awaited } : undefined;
   }
   if (SETTLED.has(phase.name) || blocked?.condition === 'Stalled') {
     return undefined;
@@ -172,16 +174,21 @@ function reconciling(
   return { ...draft, reason: phase.name, message };
 }
 
-function waitsForHost({ pod }: ObservedVM): boolean {
+function waitsForHost({ pod }: Pick<ObservedVM, 'pod'>): boolean {
   return pod !== undefined && pod.spec.nodeName === undefined;
 }
 
 /**
- * Returns the condition Stalled: the VM has failed, cannot run, or its guest ended by itself. A VM on a silent host is Failed too, but has no
- * recorded failure. It is not Stalled, because the host can return with its machine.
+ * Returns the condition Stalled: the VM has failed, cannot run, or its guest ended by itself, or its hypervisor never makes the change that
+ * the VM declares. A VM on a silent host is Failed too, but has no recorded failure. It is not Stalled, because the host can return with its
+ * machine.
  */
 function stalled(observed: ObservedVM, { phase, facts, findings: { blocked } }: Derived): Draft | undefined {
   const type = 'Stalled';
+  const refused = refusedChange(observed, phase);
+  if (refused !== undefined) {
+    return { type, status: 'True', ...refused };
+  }
   const hasFailed = phase.name === 'Failed' && facts.failure !== undefined;
   if (hasFailed || hasEndedByItself(observed, phase)) {
     return { type, status: 'True', reason: phase.reason, message: phase.message };
@@ -207,8 +214,26 @@ function scheduled({ vm, pod, portHolder, hosts, startingHosts }: ObservedVM, { 
   return { type, status: reason === 'WaitingForScheduler' ? 'Unknown' : 'False', reason, message };
 }
 
-function imageReady({ pod }: ObservedVM, { blocked }: Findings): Draft | undefined {
+/** Message of a VM whose image only a host that runs macOS can use, while the cluster has none. */
+const NO_APPLE_HOST =
+  'The image is an IPSW, from which only a host with macOS can install a guest. The cluster has no such host';
+
+/** Returns true if the VM waits for a host that installs macOS, and the cluster has none. */
+function lacksAppleHost({ pod, hosts }: ObservedVM): boolean {
+  const isWaiting = pod !== undefined && waitsForHost({ pod });
+  return (
+    isWaiting &&
+    machineOf(pod)?.image?.type === 'ipsw' &&
+    !hosts().some(({ status }) => Number(status?.allocatable?.[MACOS_GUEST_RESOURCE] ?? 0) > 0)
+  );
+}
+
+function imageReady(observed: ObservedVM, { blocked }: Findings): Draft | undefined {
   const type = 'ImageReady';
+  const { pod } = observed;
+  if (lacksAppleHost(observed)) {
+    return { type, status: 'False', reason: 'NoAppleHost', message: NO_APPLE_HOST };
+  }
   if (blocked?.condition === 'ImageReady') {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
   }
@@ -268,13 +293,24 @@ function guestAgent({ pod }: ObservedVM): Draft | undefined {
  * Ready.
  */
 function displayReady({ pod }: ObservedVM): Draft | undefined {
-  const { display } = machineReport(pod);
+  return reportedState('DisplayReady', machineReport(pod).display);
+}
+
+/**
+ * Returns the condition with the host's report about serial number, hardware UUID and MAC address. `Ready` does not depend on it. The result
+ * is undefined on hosts whose guests have exactly the identity of their VMs.
+ */
+function identityReady({ pod }: ObservedVM): Draft | undefined {
+  return reportedState('IdentityReady', machineReport(pod).identity);
+}
+
+function reportedState(type: string, state: MachineReport['display']): Draft | undefined {
   return (
-    display && {
-      type: 'DisplayReady',
-      status: display.ready ? 'True' : 'False',
-      reason: saidReason(display.reason, 'Reported'),
-      message: display.message,
+    state && {
+      type,
+      status: state.ready ? 'True' : 'False',
+      reason: saidReason(state.reason, 'Reported'),
+      message: state.message,
     }
   );
 }

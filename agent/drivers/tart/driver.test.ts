@@ -330,6 +330,16 @@ describe('the driver tart', { timeout: TEST_MILLISECONDS }, () => {
     );
   });
 
+  test('installs no third guest with macOS, because the installation itself is one', async () => {
+    const one = driver();
+    await start(one, 'mac1');
+    await start(one, 'mac2');
+    const image = { type: 'ipsw', url: 'https://images.example/restore.ipsw', sha256: '0' } as const;
+    const install = one.create(folderOf('mac3'), tartPlan('mac3', 'MacOS', { image }), images.darwin);
+    await expect(install).rejects.toMatchObject({ reason: 'MacOSLimit' });
+    expect(mac.tart.calls.map(([command]) => command)).not.toContain('create');
+  });
+
   test('says that the hypervisor has kept the place of a guest, if it refuses a guest that it may run', async () => {
     const one = driver();
     mac.tart.give('leaked');
@@ -390,7 +400,8 @@ describe('the driver tart', { timeout: TEST_MILLISECONDS }, () => {
     expect(await one.inspect(folderOf('mac1'))).toMatchObject({ kind: 'exited', reason: 'Crashed' });
     await start(one, 'linux1');
     await expect(one.suspend(folderOf('linux1'))).rejects.toThrow('only guests with macOS');
-    expect(await one.inspect(folderOf('linux1'))).toMatchObject({ kind: 'running' });
+    const cannotSuspend = expect.stringContaining('only guests with macOS') as string;
+    expect(await one.inspect(folderOf('linux1'))).toMatchObject({ kind: 'running', cannotSuspend });
   });
 
   test('resumes a guest whose memory was written although a repeated suspend had failed', async () => {

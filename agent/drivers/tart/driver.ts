@@ -34,10 +34,11 @@ import {
   WarmStartRefused,
 } from '../driver.ts';
 import { requireLogWriter } from '../machineprocess.ts';
-import { makeMachineFolder, stateOfFound } from '../statefile.ts';
-import { diskOf, makeFiles, STATE_FILE } from './files.ts';
-import { type TartContext, TartMachine } from './machine.ts';
-import { guestAddress, tart, type TartProgram } from './program.ts';
+import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
+import { diskOf, ecidOf, installFiles, isInstalled, makeFiles, STATE_FILE, type TartState } from './files.ts';
+import { needsEcid } from './identity.ts';
+import { NO_SUSPENSION, type TartContext, TartMachine } from './machine.ts';
+import { endInstallation, guestAddress, renewEcid, tart, type TartProgram } from './program.ts';
 
 /** Largest number of guests with macOS on a host. The licence of macOS sets this limit, and its hypervisor keeps it. */
 const MACOS_GUESTS = 2;
@@ -73,6 +74,8 @@ export class TartDriver implements DriverOfVMs {
   readonly #handlers: ((uid: string) => void)[] = [];
   /** Starts of guests with macOS, one at a time, so that two starts do not take the same place. */
   readonly #places = new Serial();
+  /** Uids of machines on whose disks macOS is being installed. */
+  readonly #installing = new Set<string>();
 
   constructor({ dataDirectory, program, logger }: TartDriverOptions) {
     this.#root = join(dataDirectory, 'machines');
@@ -93,7 +96,12 @@ export class TartDriver implements DriverOfVMs {
     return [{ architecture: 'arm64', accelerator: MACOS_ACCELERATOR }];
   }
 
-  async create(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
+  async create(
+    folder: MachineFolder,
+    plan: VmPlan,
+    base: BaseImage | undefined,
+    signal?: AbortSignal,
+  ): Promise<void> {
     if (plan.guest.vm.automaticPorts.some(({ guestPort }) => guestPort === SCREEN)) {
       throw new ReasonedError(
         'CreateFailed',
@@ -101,7 +109,7 @@ export class TartDriver implements DriverOfVMs {
       );
     }
     await makeMachineFolder(this.#root, folder.path);
-    await this.#make(folder, plan, base);
+    await this.#make(folder, plan, base, signal);
   }
 
   async start(folder: MachineFolder, plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
@@ -125,7 +133,7 @@ export class TartDriver implements DriverOfVMs {
   async suspend(folder: MachineFolder): Promise<void> {
     const { machine } = this.#of(folder);
     if ((await machine.state.read())?.os !== 'darwin') {
-      throw new Error('The hypervisor of this host suspends only guests with macOS');
+      throw new Error(NO_SUSPENSION);
     }
     await machine.suspend();
   }
@@ -157,6 +165,9 @@ export class TartDriver implements DriverOfVMs {
     const { machine, console } = this.#of(folder);
     machine.state.ignoreReadErrors();
     await machine.end();
+    if ((await machine.state.readIfPossible()) === undefined) {
+      await endInstallation(folder.uid);
+    }
     machine.close();
     console.close();
     this.#held.delete(folder.uid);
@@ -274,9 +285,62 @@ export class TartDriver implements DriverOfVMs {
     return made;
   }
 
-  async #make(folder: MachineFolder, plan: VmPlan, base: BaseImage | undefined): Promise<void> {
+  async #make(
+    folder: MachineFolder,
+    plan: VmPlan,
+    base: BaseImage | undefined,
+    signal?: AbortSignal,
+  ): Promise<void> {
     const { machine } = this.#of(folder);
-    await machine.state.replace(await makeFiles(machine.bundle, plan, base));
+    if (isInstalled(plan)) {
+      return await machine.state.replace(await this.#install(folder, plan, base, signal));
+    }
+    const { bundle } = machine;
+    const before = await machine.state.readIfPossible();
+    const ecid = before === UNREADABLE ? undefined : before?.ecid;
+    const made = await makeFiles(bundle, plan, base, ecid);
+    if (ecid === undefined && needsEcid(made.os, plan.guest.vm)) {
+      await renewEcid(this.#program, folder.uid);
+      made.ecid = await ecidOf(bundle);
+    }
+    await machine.state.replace(made);
+  }
+
+  /**
+   * Installs macOS on the disk of a machine. The installation runs as a guest with macOS.
+   *
+   * @throws ReasonedError `MacOSLimit` when there is no place.
+   */
+  async #install(
+    folder: MachineFolder,
+    plan: VmPlan,
+    base: BaseImage | undefined,
+    signal: AbortSignal | undefined,
+  ): Promise<TartState> {
+    const { uid } = folder;
+    await this.#places.run(async () => {
+      // The start of another guest can have taken so long that this installation is no longer wanted.
+      signal?.throwIfAborted();
+      await this.#requirePlace(uid);
+      this.#installing.add(uid);
+    });
+    try {
+      return await installFiles(this.#program, { uid, ...plan }, base, signal);
+    } finally {
+      this.#installing.delete(uid);
+    }
+  }
+
+  /** Returns the number of other guests with macOS. @throws ReasonedError `MacOSLimit` when there are as many as there may be. */
+  async #requirePlace(uid: string): Promise<number> {
+    const others = await this.#countMacOS(uid);
+    if (others >= MACOS_GUESTS) {
+      throw new ReasonedError(
+        'MacOSLimit',
+        `This host runs ${others} guests with macOS, and may run no more`,
+      );
+    }
+    return others;
   }
 
   /**
@@ -300,13 +364,7 @@ export class TartDriver implements DriverOfVMs {
     await this.#places.run(async () => {
       // The start of another guest can have taken so long that this start is no longer wanted.
       signal?.throwIfAborted();
-      const others = await this.#countMacOS(folder.uid);
-      if (others >= MACOS_GUESTS) {
-        throw new ReasonedError(
-          'MacOSLimit',
-          `This host runs ${others} guests with macOS, and may run no more`,
-        );
-      }
+      const others = await this.#requirePlace(folder.uid);
       try {
         await begin(machine);
       } catch (error) {
@@ -315,7 +373,7 @@ export class TartDriver implements DriverOfVMs {
     });
   }
 
-  /** Returns the number of guests with macOS that have a process, without the machine `except`. */
+  /** Returns the number of guests with macOS that have a process or are being installed, without the machine `except`. */
   async #countMacOS(except: string): Promise<number> {
     const running = await Promise.all(
       (await this.list())
@@ -327,7 +385,8 @@ export class TartDriver implements DriverOfVMs {
           return state?.os !== 'linux' && (await machine.process()) !== undefined;
         }),
     );
-    return running.filter(Boolean).length;
+    const installing = [...this.#installing].filter((uid) => uid !== except);
+    return running.filter(Boolean).length + installing.length;
   }
 }
 

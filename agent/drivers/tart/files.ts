@@ -5,15 +5,15 @@
 import { chmod, constants, copyFile, mkdir, open, rm, stat } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import * as z from 'zod';
-import { displayOf } from '../../../api/v1alpha1/machine.ts';
+import { displayOf, type Machine } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
 import { sync, writeWhole } from '../../../base/files.ts';
 import { type JsonLimits, parseJson } from '../../../base/json.ts';
 import { type BaseImage, TART_FILES } from '../../disks/disk.ts';
-import type { VmLaunchPlan, VmPlan } from '../driver.ts';
+import type { MachineFolder, VmLaunchPlan, VmPlan } from '../driver.ts';
 import { endSchema, processSchema, StateFile } from '../statefile.ts';
-import { nameOf } from './program.ts';
+import { install, nameOf, type TartProgram } from './program.ts';
 
 /** Name of the state file. It differs from the names of other drivers, so that each driver finds only its own machines. */
 export const STATE_FILE = 'tart.json';
@@ -24,6 +24,11 @@ const stateSchema = z.object({
   os: z.enum(['darwin', 'linux']),
   /** Path of the image from which the disk was cloned. */
   base: z.string(),
+  /** ECID that was made for this machine. Absent if the machine has that of its image. */
+  ecid: z.string().optional(),
+  /** Identity that the VM asks for. The hypervisor sets no serial number. */
+  hardwareIdentity: z.enum(['Consistent', 'Dynamic']).optional(),
+  serialNumber: z.string().optional(),
   /** Position in the log `serial` at which the output of the last start begins. */
   logStart: z.number().int().min(0),
   /** Display of the last start, if its VM asks for one. */
@@ -58,7 +63,10 @@ const FILE_MODE = 0o600;
 /** Limits of an image's configuration. It has a few dozen fields. An image is not trusted, so its configuration is not either. */
 const CONFIG_LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 8_192 };
 /** Fields of an image's configuration that Berth reads. The first images had no field `os`, and all had macOS. */
-const configSchema = z.looseObject({ os: z.enum(['darwin', 'linux']).default('darwin') });
+const configSchema = z.looseObject({
+  os: z.enum(['darwin', 'linux']).default('darwin'),
+  ecid: z.string().optional(),
+});
 
 /** Returns the folder of a machine in the folder of the program. */
 export function bundleOf(home: string, uid: string): string {
@@ -66,13 +74,14 @@ export function bundleOf(home: string, uid: string): string {
 }
 
 /**
- * Makes the files of a machine from an image. The disk is a copy-on-write copy, where the file system has such copies. Returns the content of
- * the state file, which the caller writes. @throws ReasonedError `CreateFailed` when the image or the VM does not fit this driver.
+ * Makes the files of a machine from an image. The disk is a copy-on-write copy, where the file system has such copies. `ecid` is that of the
+ * same machine before a reset. Returns the content of the state file, which the caller writes. @throws ReasonedError `CreateFailed` when the image or the VM does not fit this driver.
  */
 export async function makeFiles(
   bundle: string,
   { guest: { vm } }: VmPlan,
   base: BaseImage | undefined,
+  ecid: string | undefined,
 ): Promise<TartState> {
   const config = await requireConfig(vm.os, base);
   const { path } = config;
@@ -81,9 +90,59 @@ export async function makeFiles(
   await clone(path, join(bundle, FILES.disk));
   await clone(join(dirname(path), FILES.variables), join(bundle, FILES.variables));
   // The configuration comes last, because the program takes a folder without it for no machine.
-  const own = { ...config.document, macAddress: vm.hardware.macAddress.toLowerCase() };
+  const macAddress = vm.hardware.macAddress.toLowerCase();
+  const own = { ...config.document, macAddress, ...(ecid !== undefined && { ecid }) };
   await writeWhole(join(bundle, FILES.config), JSON.stringify(own));
-  return { version: 1, os: config.document.os, base: path, logStart: 0, intent: 'stop', live: false };
+  return newState(config.document.os, { vm, base: path, ecid });
+}
+
+/** Returns the state of a machine that has never run. */
+function newState(
+  os: TartState['os'],
+  { vm: { hardwareIdentity, serialNumber }, ...known }: Pick<TartState, 'base' | 'ecid'> & { vm: Machine },
+): TartState {
+  const off = { logStart: 0, intent: 'stop', live: false } as const;
+  return { version: 1, os, hardwareIdentity, serialNumber, ...known, ...off };
+}
+
+/** Returns whether the machine is made by an installation, and not as a clone. */
+export function isInstalled({ guest: { vm } }: VmPlan): boolean {
+  return vm.image?.type === 'ipsw';
+}
+
+/**
+ * Installs macOS on the disk of a machine. Returns the content of the state file, which the caller writes. @throws ReasonedError `CreateFailed`
+ * with the words of the program when the installation fails; the signal's reason when the signal aborts.
+ */
+export async function installFiles(
+  program: TartProgram,
+  { uid, guest }: Pick<MachineFolder, 'uid'> & VmPlan,
+  base: BaseImage | undefined,
+  signal: AbortSignal | undefined,
+): Promise<TartState> {
+  const bundle = bundleOf(program.home, uid);
+  const path = base?.path ?? '';
+  await rm(bundle, { recursive: true, force: true });
+  try {
+    await install(program, uid, { path, gigabytes: gigabytes(guest.diskSizeBytes ?? 0), signal });
+  } catch (error) {
+    signal?.throwIfAborted();
+    throw refuse(`macOS could not be installed: ${messageOf(error)}`);
+  }
+  const config = join(bundle, FILES.config);
+  const document = await readConfig(config);
+  const macAddress = guest.vm.hardware.macAddress.toLowerCase();
+  await writeWhole(config, JSON.stringify({ ...document, macAddress }));
+  return newState('darwin', { vm: guest.vm, base: path, ecid: document?.ecid });
+}
+
+/** Returns the ECID in the configuration of a machine. @throws Error when it has none. */
+export async function ecidOf(bundle: string): Promise<string> {
+  const { ecid } = (await readConfig(join(bundle, FILES.config))) ?? {};
+  if (ecid === undefined) {
+    throw new Error('The configuration of the machine has no ECID');
+  }
+  return ecid;
 }
 
 async function clone(from: string, to: string): Promise<void> {
@@ -159,6 +218,10 @@ const MEBIBYTE = 1024 ** 2;
 /** The program counts disks in decimal gigabytes. */
 const GIGABYTE = 1000 ** 3;
 
+function gigabytes(bytes: number): number {
+  return Math.ceil(bytes / GIGABYTE);
+}
+
 /**
  * Returns the command that gives the machine the size and the display of its plan. A disk grows to whole gigabytes, and never shrinks.
  * `display` and `bundle` are those of the machine.
@@ -179,6 +242,6 @@ export async function settingsOf(uid: string, plan: VmLaunchPlan, bundle: string
   return [
     ...sized,
     ...(display === undefined ? [] : ['--display', `${display.width}x${display.height}px`]),
-    ...(wanted > size ? ['--disk-size', String(Math.ceil(wanted / GIGABYTE))] : []),
+    ...(wanted > size ? ['--disk-size', String(gigabytes(wanted))] : []),
   ];
 }

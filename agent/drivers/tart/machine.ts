@@ -33,6 +33,7 @@ import {
 } from '../machineprocess.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { bundleOf, forgetMemory, hasMemory, settingsOf, stateFile, type TartState } from './files.ts';
+import { identityState } from './identity.ts';
 import { environment, nameOf, saysRunning, signal, suspend, tart, type TartProgram } from './program.ts';
 
 /** Time limit of a start, until the program says that the machine runs. A resume reads the whole memory from the disk before. */
@@ -67,6 +68,9 @@ const START_REASONS: StartReasons = [
 /** Message about a guest that ended while it was to be suspended. */
 const LOST =
   'The memory of the guest was not written while it was suspended, so the guest ended as without power';
+
+/** Why guests with Linux run on. The program has no way to suspend them. */
+export const NO_SUSPENSION = 'The hypervisor of this host suspends only guests with macOS';
 
 /** Memory in bytes that the processes of a machine need in addition to the memory of the guest, with a margin. */
 const OVERHEAD_BYTES = 1024 ** 3;
@@ -167,10 +171,8 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
     return new ProcessWatch(identity, onExit);
   }
 
-  protected override async inspectLive(
-    identity: ProcessIdentity,
-    { display }: TartState,
-  ): Promise<RunningState> {
+  protected override async inspectLive(identity: ProcessIdentity, state: TartState): Promise<RunningState> {
+    const { display, os } = state;
     this.adopt(identity);
     return {
       kind: 'running',
@@ -178,7 +180,9 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
       guestStarted: true,
       paused: false,
       accelerator: MACOS_ACCELERATOR,
+      identity: identityState(state),
       ...(display && { display: displayState(display) }),
+      ...(os === 'linux' && { cannotSuspend: NO_SUSPENSION }),
     };
   }
 

@@ -7,7 +7,7 @@ import * as z from 'zod';
 import { hasCode, undefinedIf, undefinedIfSync } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 import { parseJson } from '../../../base/json.ts';
-import { isAlive, type ProcessIdentity } from '../../processes/process.ts';
+import { findByArgument, isAlive, killForCertain, type ProcessIdentity } from '../../processes/process.ts';
 
 /** Where the program is, and the folder of its machines (`TART_HOME`). */
 export interface TartProgram {
@@ -15,8 +15,10 @@ export interface TartProgram {
   home: string;
 }
 
-/** Time limit of a call. All calls but `suspend` only read or write small files. */
+/** Time limit of a call in milliseconds. All calls but `create` and `suspend` only read or write small files. */
 const CALL_MILLISECONDS = 30_000;
+/** Time limit of an installation of macOS in milliseconds. People tell of 20 minutes, and of an hour on a busy disk. */
+const INSTALL_MILLISECONDS = 5_400_000;
 /** Time limit of `suspend` in milliseconds. It returns at once, and the process of the machine then writes the memory. */
 const SUSPEND_CALL_MILLISECONDS = 60_000;
 /** Limits of what the program prints. It prints a few lines about one machine. */
@@ -48,14 +50,45 @@ export function environment(home: string): NodeJS.ProcessEnv {
 export async function tart(
   { path, home }: TartProgram,
   parameters: readonly string[],
-  timeoutMilliseconds = CALL_MILLISECONDS,
+  { timeoutMilliseconds = CALL_MILLISECONDS, signal }: CallOptions = {},
 ): Promise<string> {
   return await run(path, parameters, {
     name: 'tart',
     environment: environment(home),
     timeoutMilliseconds,
+    signal,
     outputLimitBytes: OUTPUT.bytes,
   });
+}
+
+interface CallOptions {
+  timeoutMilliseconds?: number;
+  /** If this signal aborts, the program is killed. */
+  signal?: AbortSignal | undefined;
+}
+
+/** An installation of macOS: the path of the IPSW, and the size of the new disk in decimal gigabytes. */
+interface Installation {
+  path: string;
+  gigabytes: number;
+  signal: AbortSignal | undefined;
+}
+
+/** Makes a machine by an installation of macOS. Ends the installation of an agent that was killed meanwhile. */
+export async function install(
+  program: TartProgram,
+  uid: string,
+  { path, gigabytes, signal }: Installation,
+): Promise<void> {
+  await endInstallation(uid);
+  const parameters = ['create', nameOf(uid), '--from-ipsw', path, '--disk-size', String(gigabytes)];
+  await tart(program, parameters, { timeoutMilliseconds: INSTALL_MILLISECONDS, signal });
+}
+
+/** Ends an installation that is still under way, because the agent that began it was killed. */
+export async function endInstallation(uid: string): Promise<void> {
+  const found = await findByArgument('create', nameOf(uid));
+  await (found && killForCertain(found));
 }
 
 const stateSchema = z.object({ Running: z.boolean() });
@@ -69,9 +102,14 @@ export async function saysRunning(program: TartProgram, uid: string): Promise<bo
   return text !== undefined && stateSchema.parse(parseJson(text, OUTPUT)).Running;
 }
 
+/** Gives a machine with macOS a new ECID, and with it a new serial number and a new hardware UUID. */
+export async function renewEcid(program: TartProgram, uid: string): Promise<void> {
+  await tart(program, ['set', nameOf(uid), '--random-serial']);
+}
+
 /** Begins to suspend a machine that runs. Its process then writes the memory, and ends. @throws ProgramError when the program refuses. */
 export async function suspend(program: TartProgram, uid: string): Promise<void> {
-  await tart(program, ['suspend', nameOf(uid)], SUSPEND_CALL_MILLISECONDS);
+  await tart(program, ['suspend', nameOf(uid)], { timeoutMilliseconds: SUSPEND_CALL_MILLISECONDS });
 }
 
 /** Returns the IPv4 address of a guest, from the leases of the host's DHCP server. Undefined as long as the guest has none. */

@@ -97,6 +97,7 @@ it('content of the image storage has the format in which the agent stores it, an
   ]);
   expect([artifact, file, shared].map((source) => formatOf(source, 'Raw'))).toEqual(['Raw', 'QCOW2', 'Raw']);
   expect(formatOf(shared)).toBe('Auto');
+  expect(formatOf({ type: 'ipsw', url: '', sha256: '' }, 'Raw')).toBe('IPSW');
 });
 
 it('a qcow2 file with an empty disk is ImageInvalid, like an empty raw file', async () => {

@@ -14,15 +14,16 @@ import { type DiskFormat, SECTOR_BYTES } from '../../disks/disk.ts';
 
 /**
  * Format of an image, as the user specifies it. With `Auto`, the content determines the format. `ISO` is for content that a guest gets as a
- * read-only drive: it is used as it is, but it must not be a file of another format.
+ * read-only drive: it is used as it is, but it must not be a file of another format. `IPSW` is for a file from which macOS is installed.
  */
-export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2' | 'ISO';
+export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2' | 'ISO' | 'IPSW';
 
 /**
  * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. If this disk
  * becomes an image with the format `Auto`, Berth treats it as a qcow2 file. Berth refuses the image if it is not a usable qcow2 file.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
+const ZIP_MAGIC = Buffer.from('PK\x03\x04', 'latin1');
 /** A qcow2 disk in place of an ISO. */
 const QCOW2: ForeignFormat = { name: 'a qcow2 disk', advice: 'convert it with qemu-img convert -O raw' };
 /** Exit code of qemu-img when it cannot use an image. */
@@ -67,11 +68,15 @@ interface InspectedImage {
  * content of the cluster's image storage. The agent stores content of any format there as a qcow2 file, or as an artifact with a raw disk.
  */
 export function formatOf({ type }: MachineImageSource, stated: ImageFormat = 'Auto'): ImageFormat {
-  if (type === 'storedFile') {
-    return 'QCOW2';
-  }
-  return type === 'storedArtifact' ? 'Raw' : stated;
+  return FORMATS[type] ?? stated;
 }
+
+/** Formats of content whose source determines them. */
+const FORMATS: Readonly<Partial<Record<MachineImageSource['type'], ImageFormat>>> = {
+  storedFile: 'QCOW2',
+  storedArtifact: 'Raw',
+  ipsw: 'IPSW',
+};
 
 /**
  * Checks an image and returns its format and virtual size. `expected` is the format that the Image states. If the agent runs as
@@ -87,6 +92,9 @@ export async function inspectImage(
   const file = await open(path, 'r');
   try {
     const { size } = await file.stat();
+    if (expected === 'IPSW') {
+      return await readInstaller(file, size);
+    }
     const isQcow2 = await isQcow2File(file);
     if (isQcow2 && (expected === 'Auto' || expected === 'QCOW2')) {
       return { format: 'qcow2', virtualSizeBytes: await readVirtualSize({ file, path }, reader) };
@@ -104,6 +112,15 @@ export async function inspectImage(
   } finally {
     await file.close();
   }
+}
+
+/** Checks that a file can be an IPSW, which is a zip archive. Only the installation itself shows whether the host can use it. */
+async function readInstaller(file: FileHandle, size: number): Promise<InspectedImage> {
+  const head = await piece(file, 0, ZIP_MAGIC.length);
+  if (!head.equals(ZIP_MAGIC)) {
+    throw new ReasonedError('ImageInvalid', 'The file is no IPSW: it is not a zip archive');
+  }
+  return { format: 'raw', virtualSizeBytes: size };
 }
 
 async function isQcow2File(file: FileHandle): Promise<boolean> {

@@ -186,6 +186,13 @@ export const FAILURES = {
     says: 'The VM asks for a serial number, but its guest has macOS, which has the serial number of its image',
     todo: 'Create the VM without spec.serialNumber',
   },
+  NotMacOS: {
+    seen: { VM: ['Stalled', 'Ready', 'Event'] },
+    class: 'final',
+    by: 'operator',
+    says: 'The image of the VM is an IPSW, but the VM asks for another system than macOS, or another architecture than arm64',
+    todo: 'Create the VM without os and architecture, or with MacOS and arm64',
+  },
   PortsNeedNAT: {
     seen: { VM: ['Stalled', 'Ready', 'Event'] },
     class: 'final',
@@ -304,6 +311,20 @@ export const FAULTS = {
     by: 'agent',
     says: 'The host could not save the memory of the machine, so the machine still runs. The host tries again',
     todo: 'Read the message of the Event, and check the disk of the host',
+  },
+  NoAppleHost: {
+    seen: { VM: ['ImageReady'], Pod: ['waiting', 'Ready'] },
+    class: 'mendable',
+    by: 'agent and operator',
+    says: 'The image is an IPSW, and no host can install macOS from it',
+    todo: 'Add a host that runs macOS, or use an image of another type',
+  },
+  SuspendUnsupported: {
+    seen: { VM: ['Stalled', 'Ready'] },
+    class: 'mendable',
+    by: 'agent and operator',
+    says: 'The hypervisor of the host cannot suspend this guest, so the machine runs on',
+    todo: 'Set spec.powerState to Running or Stopped. On Apple hosts, only guests with macOS can be suspended',
   },
   ResizeDeferred: {
     seen: { VM: ['RestartRequired'] },

@@ -115,6 +115,12 @@ export const STATES = {
     says: 'The guest powered itself off',
     todo: 'To start the VM again, set spec.restartRequestedAt',
   },
+  Installing: {
+    seen: { VM: ['Event'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The host installs macOS on the disk of the VM, which takes many minutes',
+  },
   Cloned: {
     seen: { VM: ['Event'] },
     class: 'state',
@@ -253,6 +259,26 @@ export const STATES = {
     by: 'agent',
     says: 'The guest’s display is larger than VNC can show. The condition’s message contains both sizes',
     todo: 'Upgrade QEMU on the host to 9.1 or later, or choose a display of at most 2560×2048 pixels',
+  },
+  IdentityNew: {
+    seen: { VM: ['IdentityReady'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The guest has a new serial number and a new hardware UUID, which its hypervisor chose. The status of the VM does not show them',
+  },
+  IdentityOfImage: {
+    seen: { VM: ['IdentityReady'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The guest has the MAC address of its VM, but the serial number and the hardware UUID of its image',
+    todo: 'If each VM needs its own serial number, create it with hardwareIdentity: Dynamic',
+  },
+  IdentityOfHypervisor: {
+    seen: { VM: ['IdentityReady'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The guest has the MAC address of its VM, but not the serial number and the hardware UUID that the VM asks for',
+    todo: 'Read the condition’s message. If a guest with Linux needs them, place its VM on a host with QEMU',
   },
   NotConnected: {
     seen: { VM: ['GuestAgentConnected'] },

@@ -8,6 +8,7 @@ const FLAG = { type: 'boolean' } as const;
 const TEXT = { type: 'string' } as const;
 /** Options of each command. Any other option ends the call with code 64. */
 const OPTIONS = {
+  create: { 'from-ipsw': TEXT, linux: FLAG, 'disk-size': TEXT, 'disk-format': TEXT },
   clone: { insecure: FLAG, concurrency: TEXT, 'prune-limit': TEXT },
   list: { format: TEXT, source: TEXT, quiet: FLAG },
   get: { format: TEXT },

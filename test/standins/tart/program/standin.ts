@@ -65,6 +65,7 @@ interface Config {
   memorySizeMin: number;
   memorySize: number;
   macAddress: string;
+  ecid?: string;
   display: { width: number; height: number };
 }
 
@@ -126,6 +127,7 @@ export class TartStandIn {
       const { values, names } = parse(command, rest);
       const [name = ''] = names;
       const commands: Readonly<Record<string, () => string>> = {
+        create: () => this.#create(name, values),
         clone: () => this.#clone(name, names[1] ?? ''),
         list: () => this.#list(),
         get: () => JSON.stringify(this.#describe(name)),
@@ -283,6 +285,46 @@ export class TartStandIn {
     return JSON.stringify(machines);
   }
 
+  /** Installs macOS. The stand-in only makes the files, and takes any file that begins as a zip archive. */
+  #create(name: string, values: Values): string {
+    const path = String(values['from-ipsw'] ?? '');
+    if (!existsSync(path) || !readFileSync(path).toString('latin1').startsWith('PK')) {
+      throw new Refused(CODES.other, 'the restore image cannot be loaded');
+    }
+    this.#requireMacOSPlace(name);
+    mkdirSync(join(this.home, 'vms', name), { recursive: true });
+    const config = {
+      version: 1,
+      os: 'darwin',
+      arch: 'arm64',
+      cpuCountMin: 4,
+      cpuCount: 4,
+      memorySizeMin: 64 * MEBIBYTE,
+      memorySize: 4096 * MEBIBYTE,
+      macAddress: '7a:65:e4:3f:b6:03',
+      display: { width: 1024, height: 768 },
+      ecid: Buffer.from(randomUUID()).toString('base64'),
+      hardwareModel: 'bW9kZWw=',
+    };
+    writeFileSync(this.#path(name, 'disk.img'), '');
+    truncateSync(this.#path(name, 'disk.img'), Number(values['disk-size'] ?? 50) * GIGABYTE);
+    writeFileSync(this.#path(name, 'nvram.bin'), 'nvram');
+    writeFileSync(this.#path(name, 'config.json'), JSON.stringify(config));
+    return '';
+  }
+
+  /** Refuses a third guest with macOS. */
+  #requireMacOSPlace(name: string): void {
+    const places = MACOS_GUESTS - (this.#has('leaked') ? 1 : 0);
+    if (this.runningMacOS < places) {
+      return;
+    }
+    if (!this.#has('leaked')) {
+      appendFileSync(join(this.home, 'faults'), `${name}: a third guest with macOS was to run\n`);
+    }
+    throw new Refused(CODES.other, 'The number of VMs exceeds the system limit');
+  }
+
   #clone(from: string, to: string): string {
     this.#require(from);
     mkdirSync(join(this.home, 'vms', to), { recursive: true });
@@ -313,6 +355,9 @@ export class TartStandIn {
     }
     if (display !== undefined) {
       config.display = displayOf(String(display));
+    }
+    if (values['random-serial'] === true && config.os === 'darwin') {
+      config.ecid = Buffer.from(randomUUID()).toString('base64');
     }
     if (values['disk-size'] !== undefined) {
       this.#grow(name, Number(values['disk-size']) * GIGABYTE);
@@ -364,12 +409,8 @@ export class TartStandIn {
         throw new Refused(CODES.other, `the disk ${disk} does not exist`);
       }
     }
-    const places = MACOS_GUESTS - (this.#has('leaked') ? 1 : 0);
-    if (os === 'darwin' && this.runningMacOS >= places) {
-      if (!this.#has('leaked')) {
-        appendFileSync(join(this.home, 'faults'), `${name}: a third guest with macOS was to run\n`);
-      }
-      throw new Refused(CODES.other, 'The number of VMs exceeds the system limit');
+    if (os === 'darwin') {
+      this.#requireMacOSPlace(name);
     }
     writeFileSync(this.#path(name, 'lock'), String(pid));
     const isResumed = this.#boot(name);
