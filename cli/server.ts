@@ -12,8 +12,8 @@ import { SERVERS } from '../api/v1alpha1/resources.ts';
 import { type NounKind, report } from './objects/kind.ts';
 import { age, printable } from './text.ts';
 import { changeObject } from '../actions/change.ts';
+import { requestServerPower } from '../actions/serverpower.ts';
 import { undefinedIf } from '../base/errors.ts';
-import { timestamp } from '../base/time.ts';
 import { type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { forEachName, getNamed } from './objects/named.ts';
@@ -169,17 +169,8 @@ async function requested(
   name: string,
   { action, signal }: { action: PowerAction; signal: AbortSignal },
 ): Promise<Server> {
-  const { metadata, spec, status } = await getNamed(cluster, SERVER_KIND, name, signal);
-  const { uid, resourceVersion } = metadata;
-  const requestedAt = timeAfter([spec.powerAction?.requestedAt, status?.lastRequestedAt]);
-  const patch = { metadata: { uid, resourceVersion }, spec: { powerAction: { action, requestedAt } } };
-  return await cluster.client.mergePatch(SERVERS, { name }, patch, { signal });
-}
-
-/** Returns the present time, or a second after the latest of these times. The operator ignores a request that is not later than all others. */
-function timeAfter(times: readonly (string | undefined)[]): string {
-  const known = times.map((time) => Date.parse(time ?? '') + 1_000).filter((time) => !Number.isNaN(time));
-  return timestamp(Math.max(Date.now(), ...known));
+  const server = await getNamed(cluster, SERVER_KIND, name, signal);
+  return await requestServerPower(cluster.client, server, action, { signal });
 }
 
 /** Returns the Server when the requested action has ended well. @throws CommandError; ApiError; the signal's reason when the signal aborts. */

@@ -47,6 +47,7 @@ import { addVMPoolRoutes } from './vmpools.ts';
 import { addLifeRoutes } from './vms/life.ts';
 import { addVMSnapshotRoutes } from './vmsnapshots.ts';
 import { addVMRoutes, PICTURES, type VMParts } from './vms/routes.ts';
+import { addConsoleChanges } from './console/changes.ts';
 
 /**
  * Time in milliseconds in which a stopping server completes its answers. It is shorter than the 30 s after which Kubernetes kills the Pod.
@@ -241,4 +242,5 @@ function addRoutes(
   addDocumentationRoutes(app);
   addConsolePage(app);
   addConsoleReads(app, services, watching);
+  addConsoleChanges(app, services.config.dpiMaximum);
 }

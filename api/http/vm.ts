@@ -1,7 +1,7 @@
 /** VMs in the HTTP API: their items, and the requests that deploy and change them. VM configs share the fields of the machine. */
 import * as z from 'zod';
 import { NEW_IMAGE_NAME_LENGTH, TAG, TAG_LENGTH } from '../v1alpha1/names.ts';
-import { objectName, text, timestamp } from '../v1alpha1/schema.ts';
+import { objectName, text, timestamp, VM_NAME } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { fieldSchema, imageName } from '../v1alpha1/template.ts';
 import type { VMSpec } from '../v1alpha1/vm.ts';
@@ -295,7 +295,6 @@ const LABELS = 64;
 const NAME_LENGTH = 63;
 /** Longest name in a request that asks for a generated name. The server adds a dash and 5 characters to this name. */
 const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
-const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
 const metadataSchema = z
   .union([
     z.object({

@@ -77,6 +77,9 @@ export function choice<const Values extends readonly [string, ...string[]]>(
 /** Pattern of RFC 1123 labels. The pattern does not check their length, which is at most 63 characters. */
 export const LABEL = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/;
 
+/** Pattern of the names of VMs that people choose. It does not check their length. */
+export const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
+
 /** Returns the schema of the name of another object. */
 export function objectName(description: string) {
   return text(description, OBJECT_NAME_LENGTH, SUBDOMAIN);

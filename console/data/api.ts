@@ -1,15 +1,19 @@
 /** Requests of the page to its server, with the token of the user. The token is only in the memory of this object. */
 import type { ObjectEvent } from '../model/collection.ts';
+import type { Cause } from '../model/form.ts';
 
 /** Refusal of a request, or an answer that is no answer of the server. */
 export class RefusedRequestError extends Error {
   override readonly name = 'RefusedRequestError';
   /** HTTP status. */
   readonly status: number;
+  /** Mistakes in the fields of the request, as far as the server tells them. */
+  readonly causes: readonly Cause[];
 
-  constructor(status: number, message: string) {
+  constructor(status: number, message: string, causes: readonly Cause[] = []) {
     super(message);
     this.status = status;
+    this.causes = causes;
   }
 }
 
@@ -48,12 +52,13 @@ export class Api {
     return (await (await this.#fetch(path, { signal: end })).json()) as T;
   }
 
-  /** Sends a change. @throws the same errors as {@link get}. */
-  async send(method: 'POST' | 'DELETE', path: string, body?: object): Promise<void> {
-    await this.#fetch(path, {
+  /** Sends a change, and returns the parsed answer. @throws the same errors as {@link get}. */
+  async send<T>(method: 'POST' | 'PATCH' | 'DELETE', path: string, body?: object): Promise<T> {
+    const response = await this.#fetch(path, {
       method,
       ...(body !== undefined && { body: JSON.stringify(body) }),
     });
+    return (await response.json()) as T;
   }
 
   /** Yields the events of a watch until its end. A line without an end is left out. @throws the same errors as {@link get}. */
@@ -114,19 +119,25 @@ export class Api {
       if (response.status === 401) {
         this.#onSignedOut();
       }
-      throw new RefusedRequestError(response.status, await refusalOf(response));
+      throw await refusalOf(response);
     }
     return response;
   }
 }
 
-/** Returns the message of a refusal. A proxy before the server can answer with something else than a Status. */
-async function refusalOf(response: Response): Promise<string> {
+/** Returns the error for a refusal. A proxy before the server can answer with something else than a Status. */
+async function refusalOf(response: Response): Promise<RefusedRequestError> {
+  const { status, statusText } = response;
   const text = await response.text();
   try {
-    const { message } = JSON.parse(text) as { message?: unknown };
-    return typeof message === 'string' && message !== '' ? message : response.statusText;
+    const { message, details } = JSON.parse(text) as { message?: unknown; details?: { causes?: unknown } };
+    const causes = Array.isArray(details?.causes) ? (details.causes as Cause[]) : [];
+    return new RefusedRequestError(
+      status,
+      typeof message === 'string' && message !== '' ? message : statusText,
+      causes,
+    );
   } catch {
-    return `The server answers ${response.status} ${response.statusText}`;
+    return new RefusedRequestError(status, `The server answers ${status} ${statusText}`);
   }
 }

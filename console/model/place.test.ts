@@ -14,7 +14,21 @@ const place: fc.Arbitrary<Place> = fc.oneof(
     sort: fc.constantFrom(...SORT_KEYS),
   }),
   fc.record({ page: fc.constant('vm' as const), namespace: name, name }),
-  fc.record({ page: fc.constant('objects' as const), plural: name, namespace, filter: fc.string() }),
+  fc.record(
+    {
+      page: fc.constant('objects' as const),
+      plural: name,
+      namespace,
+      filter: fc.string(),
+      by: fc.constant('host' as const),
+    },
+    { requiredKeys: ['page', 'plural', 'namespace', 'filter'] },
+  ),
+  fc.record(
+    { page: fc.constant('deploy' as const), namespace, like: name },
+    { requiredKeys: ['page', 'namespace'] },
+  ),
+  fc.record({ page: fc.constant('access' as const), namespace }),
 );
 
 it('an address leads to the place from which it was made', () => {

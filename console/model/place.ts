@@ -17,7 +17,16 @@ export type Place =
       readonly plural: string;
       readonly namespace: string | undefined;
       readonly filter: string;
-    };
+      /** Whether the list is grouped by the hosts. Only the list of cached images has it. */
+      readonly by?: 'host';
+    }
+  | {
+      readonly page: 'deploy';
+      readonly namespace: string | undefined;
+      /** Name of a VM whose values the form has at first. */
+      readonly like?: string;
+    }
+  | { readonly page: 'access'; readonly namespace: string | undefined };
 
 /** Reads the place from an address. An address that names no page leads to the fleet. */
 export function parsePlace(hash: string): Place {
@@ -50,8 +59,22 @@ const PAGES = new Map<
     (parameters, plural) =>
       plural === ''
         ? undefined
-        : { page: 'objects', plural, namespace: namespaceIn(parameters), filter: filterIn(parameters) },
+        : {
+            page: 'objects',
+            plural,
+            namespace: namespaceIn(parameters),
+            filter: filterIn(parameters),
+            ...(parameters.get('by') === 'host' && { by: 'host' }),
+          },
   ],
+  [
+    'deploy',
+    (parameters) => {
+      const like = parameters.get('like') || undefined;
+      return { page: 'deploy', namespace: namespaceIn(parameters), ...(like !== undefined && { like }) };
+    },
+  ],
+  ['access', (parameters) => ({ page: 'access', namespace: namespaceIn(parameters) })],
 ]);
 
 function namespaceIn(parameters: URLSearchParams): string | undefined {
@@ -80,17 +103,20 @@ export function formatPlace(place: Place): string {
   if (place.page === 'vm') {
     return `#/vms/${encodeURIComponent(place.namespace)}/${encodeURIComponent(place.name)}`;
   }
-  const parameters = new URLSearchParams();
-  if (place.namespace !== undefined) {
-    parameters.set('namespace', place.namespace);
-  }
-  if ('filter' in place && place.filter !== '') {
-    parameters.set('filter', place.filter);
-  }
-  if (place.page === 'vms' && place.sort !== 'name') {
-    parameters.set('sort', place.sort);
-  }
-  const query = parameters.toString();
+  const query = new URLSearchParams(parametersOf(place)).toString();
   const path = place.page === 'objects' ? `objects/${encodeURIComponent(place.plural)}` : place.page;
   return `#/${path}${query === '' ? '' : `?${query}`}`;
+}
+
+/** Returns the parameters of an address. Those with the usual values are left out. */
+function parametersOf(place: Exclude<Place, { page: 'vm' }>): [string, string][] {
+  const sort = place.page === 'vms' && place.sort !== 'name' ? place.sort : undefined;
+  const parameters: readonly [string, string | undefined][] = [
+    ['namespace', place.namespace],
+    ['filter', 'filter' in place ? place.filter : undefined],
+    ['sort', sort],
+    ['by', 'by' in place ? place.by : undefined],
+    ['like', 'like' in place ? place.like : undefined],
+  ];
+  return parameters.flatMap(([name, value]) => (value === undefined || value === '' ? [] : [[name, value]]));
 }

@@ -4,6 +4,8 @@ import type { NamespaceItem } from '../../api/http/namespace.ts';
 import type { Api } from '../data/api.ts';
 import { LiveFleet, type ConsoleSession } from '../data/fleet.ts';
 import { formatPlace, type Place } from '../model/place.ts';
+import { AccessPage } from './accesspage.tsx';
+import { DeployPage } from './deploypage.tsx';
 import { FleetPage } from './fleetpage.tsx';
 import { usePlace } from './hooks.ts';
 import { KIND_LISTS } from './kinds.ts';
@@ -40,16 +42,16 @@ interface FrameProps extends SignedIn {
   readonly onLeave: () => void;
 }
 
+/** Pages that show VMs and hosts. Only they keep watches of them open. */
+const FLEET_PAGES: ReadonlySet<Place['page']> = new Set(['fleet', 'vms', 'vm']);
+
 function Frame({ api, session, onLeave }: FrameProps) {
   const place = usePlace();
   const last = useRef<string | undefined>(undefined);
   const namespace = namespaceOf(place, session, last.current);
   last.current = namespace;
-  const fleet = useMemo(
-    () => new LiveFleet(api, session, namespace),
-    [api, session, namespace, place.page === 'objects'],
-  );
-  const needsFleet = place.page !== 'objects';
+  const needsFleet = FLEET_PAGES.has(place.page);
+  const fleet = useMemo(() => new LiveFleet(api, session, namespace), [api, session, namespace, needsFleet]);
   useEffect(() => {
     if (needsFleet) {
       fleet.start();
@@ -72,6 +74,9 @@ function Frame({ api, session, onLeave }: FrameProps) {
               {name}
             </PageLink>
           ))}
+          <PageLink to={{ page: 'access', namespace }} place={place}>
+            Access
+          </PageLink>
         </nav>
         <NamespaceChoice api={api} session={session} place={place} namespace={namespace} />
         <span class="user" title={session.username}>
@@ -82,20 +87,19 @@ function Frame({ api, session, onLeave }: FrameProps) {
         </button>
       </header>
       <main class="page">
-        <Page place={place} api={api} fleet={fleet} namespace={namespace} />
+        <Page place={place} api={api} session={session} fleet={fleet} namespace={namespace} />
       </main>
     </>
   );
 }
 
-interface PageProps {
+interface PageProps extends SignedIn {
   readonly place: Place;
-  readonly api: Api;
   readonly fleet: LiveFleet;
   readonly namespace: string | undefined;
 }
 
-function Page({ place, api, fleet, namespace }: PageProps) {
+function Page({ place, api, session, fleet, namespace }: PageProps) {
   const list =
     place.page === 'objects' ? KIND_LISTS.find(({ table }) => table.plural === place.plural) : undefined;
   if (place.page === 'objects' && list !== undefined) {
@@ -103,6 +107,14 @@ function Page({ place, api, fleet, namespace }: PageProps) {
   }
   if (place.page === 'vm') {
     return <VMDetails key={`${place.namespace}/${place.name}`} api={api} fleet={fleet} place={place} />;
+  }
+  // These pages are about one namespace.
+  const own = namespace ?? session.defaultNamespace;
+  if (place.page === 'deploy') {
+    return <DeployPage key={`${own}/${place.like}`} api={api} namespace={own} like={place.like} />;
+  }
+  if (place.page === 'access') {
+    return <AccessPage key={own} api={api} namespace={own} />;
   }
   return place.page === 'vms' ? <VMsPage fleet={fleet} place={place} /> : <FleetPage fleet={fleet} />;
 }
@@ -165,7 +177,7 @@ function NamespaceChoice({ api, session, place, namespace }: NamespaceChoiceProp
   const choose = (chosen: string) => {
     const next = chosen === ALL ? undefined : chosen;
     location.hash = formatPlace(
-      place.page === 'vms' || place.page === 'objects'
+      place.page !== 'vm' && place.page !== 'fleet'
         ? { ...place, namespace: next }
         : { page: 'fleet', namespace: next },
     );

@@ -1,16 +1,22 @@
 /** The list of the objects of one kind, with the columns of `kubectl get`. */
-import { useEffect, useMemo } from 'preact/hooks';
+import type { ComponentChildren } from 'preact';
+import { useEffect, useMemo, useState } from 'preact/hooks';
 import { age } from '../../base/age.ts';
+import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import type { Api } from '../data/api.ts';
 import { LiveObjects } from '../data/liveobjects.ts';
-import { cellText, type TableColumn, filteredObjects, shownColumns } from '../model/columns.ts';
+import { filteredObjects } from '../model/columns.ts';
 import { formatPlace, type Place } from '../model/place.ts';
 import { compareTexts } from '../model/texts.ts';
 import { visibleRange } from '../model/visible.ts';
+import { CacheHosts } from './cachehosts.tsx';
 import { FilterBox } from './filterbox.tsx';
 import { useChanges, useViewport } from './hooks.ts';
+import { kindColumns, type ShownColumn } from './kindcolumns.tsx';
 import type { KindList } from './kinds.ts';
+import type { ObjectTools } from './objectactions.tsx';
+import { type Outcome, OutcomeLine } from './outcome.tsx';
 import { Space } from './space.tsx';
 import { Notice, ReadState, StaleNotice } from './states.tsx';
 
@@ -31,36 +37,78 @@ export function ObjectsPage({ api, list: { name, table }, place, namespace }: Ob
     return () => live.stop();
   }, [live]);
   useChanges(live.views);
+  const [dialog, show] = useState<ComponentChildren>(null);
+  const [outcome, tell] = useState<Outcome>();
   const all = live.objects.all;
   const shown = filteredObjects(all, table, place.filter).toSorted((one, other) =>
     compareTexts(one.metadata.name, other.metadata.name),
   );
-  const count = shown.length === all.length ? String(all.length) : `${shown.length} of ${all.length}`;
+  const tools = { api, show, tell };
   return (
     <div class="vms">
       <div class="tools">
         <h1>
-          {name} <span class="count">{count}</span>
+          {name} <span class="count">{countText(shown.length, all.length)}</span>
         </h1>
+        {table.plural === CACHE ? <CacheViews place={place} /> : null}
         <FilterBox place={place} placeholder="Texts in any column" help="all columns" />
       </div>
       <StaleNotice freshness={live.freshness} />
+      <OutcomeLine outcome={outcome} />
       {shown.length === 0 ? (
         <NoObjects live={live} name={name} place={place} />
       ) : (
-        <ObjectTable
-          objects={shown}
-          columns={shownColumns(table)}
-          hasNamespaces={live.namespace === undefined}
-        />
+        <ObjectList live={live} objects={shown} place={place} tools={tools} />
       )}
+      {dialog}
     </div>
+  );
+}
+
+function countText(shown: number, all: number): string {
+  return shown === all ? String(all) : `${shown} of ${all}`;
+}
+
+interface ObjectListProps {
+  readonly live: LiveObjects;
+  readonly objects: readonly KubeObject[];
+  readonly place: ObjectsPageProps['place'];
+  readonly tools: ObjectTools;
+}
+
+/** Shows the objects, or the hosts that have them. */
+function ObjectList({ live: { table, namespace }, objects, place, tools }: ObjectListProps) {
+  return table.plural === CACHE && place.by === 'host' ? (
+    <CacheHosts entries={objects as ImageCacheEntry[]} />
+  ) : (
+    <ObjectTable
+      objects={objects}
+      columns={kindColumns(table, tools)}
+      hasNamespaces={namespace === undefined && table.namespaced}
+    />
+  );
+}
+
+/** Kind whose list can also be grouped by hosts. */
+const CACHE = 'imagecacheentries';
+
+function CacheViews({ place }: Pick<ObjectsPageProps, 'place'>) {
+  const { by, ...others } = place;
+  return (
+    <nav aria-label="Groups" class="views">
+      <a href={formatPlace(others)} {...(by === undefined && { 'aria-current': 'true' })}>
+        by image
+      </a>
+      <a href={formatPlace({ ...others, by: 'host' })} {...(by === 'host' && { 'aria-current': 'true' })}>
+        by host
+      </a>
+    </nav>
   );
 }
 
 interface ObjectTableProps {
   readonly objects: readonly KubeObject[];
-  readonly columns: readonly TableColumn[];
+  readonly columns: readonly ShownColumn[];
   readonly hasNamespaces: boolean;
 }
 
@@ -68,18 +116,20 @@ function ObjectTable({ objects, columns, hasNamespaces }: ObjectTableProps) {
   const [element, viewport] = useViewport();
   const { first, end, above, below } = visibleRange(objects.length, ROW_HEIGHT, viewport);
   return (
-    // The keyboard scrolls the table, which has no links.
+    // The keyboard scrolls the table, which may have no links.
     <div class="rows plain" ref={element} tabIndex={0} role="region" aria-label="Objects">
       <table aria-rowcount={objects.length + 1}>
         <thead>
           <tr>
             <th scope="col">Name</th>
-            {columns.map(({ name, type }) => (
-              <th key={name} scope="col" class={name === 'Message' ? 'message' : type}>
+            {columns.map(({ name, style }) => (
+              <th key={name} scope="col" class={style}>
                 {name}
               </th>
             ))}
-            <th scope="col">Age</th>
+            <th scope="col" class="age-column">
+              Age
+            </th>
           </tr>
         </thead>
         <tbody>
@@ -89,12 +139,12 @@ function ObjectTable({ objects, columns, hasNamespaces }: ObjectTableProps) {
               key={`${object.metadata.namespace}/${object.metadata.name}`}
               aria-rowindex={first + index + 2}
             >
-              <td>
+              <td title={object.metadata.name}>
                 {object.metadata.name}
                 {hasNamespaces ? <span class="in"> {object.metadata.namespace}</span> : null}
               </td>
               {columns.map((column) => (
-                <Cell key={column.name} text={cellText(object, column)} />
+                <Cell key={column.name} object={object} column={column} />
               ))}
               <td class="number">{age(object.metadata.creationTimestamp)}</td>
             </tr>
@@ -106,8 +156,18 @@ function ObjectTable({ objects, columns, hasNamespaces }: ObjectTableProps) {
   );
 }
 
-function Cell({ text }: { readonly text: string }) {
-  return <td title={text}>{text}</td>;
+interface CellProps {
+  readonly object: KubeObject;
+  readonly column: ShownColumn;
+}
+
+function Cell({ object, column: { style, text, view } }: CellProps) {
+  const own = text(object);
+  return (
+    <td class={style} title={own}>
+      {view === undefined ? own : view(object)}
+    </td>
+  );
 }
 
 interface NoObjectsProps {

@@ -14,6 +14,7 @@ import { imageOf, ownerOf } from '../model/vms.ts';
 import { useChanges } from './hooks.ts';
 import { Phase } from './phase.tsx';
 import { Notice, ReadState, StaleNotice } from './states.tsx';
+import { VMObject, VMSnapshots } from './vmobject.tsx';
 
 interface DetailsProps {
   readonly api: Api;
@@ -49,8 +50,10 @@ export function VMDetails({ api, fleet, place: { namespace, name } }: DetailsPro
       </header>
       <Diagnosis vm={vm} />
       <Facts vm={vm} />
+      <VMSnapshots api={api} vm={vm} />
       <Conditions vm={vm} />
       <Events api={api} vm={vm} />
+      <VMObject api={api} vm={vm} />
     </div>
   );
 }

@@ -7,6 +7,7 @@ import { FILTER_KEYS, vmFilter } from '../model/filter.ts';
 import { formatPlace, type Place } from '../model/place.ts';
 import { type Range, visibleRange } from '../model/visible.ts';
 import { imageOf, ownerOf, type SortKey, sortedVMs } from '../model/vms.ts';
+import { deployAddress } from './deploypage.tsx';
 import { FilterBox } from './filterbox.tsx';
 import { useChanges, useViewport } from './hooks.ts';
 import { Phase } from './phase.tsx';
@@ -41,6 +42,9 @@ export function VMsPage({ fleet, place }: VMsPageProps) {
           placeholder="phase:Pending image:ubuntu alice"
           help={FILTER_KEYS.map((key) => `${key}:`).join(' ')}
         />
+        <a class="button" href={deployAddress(fleet.namespace)}>
+          Deploy a VM
+        </a>
       </div>
       <StaleNotice freshness={fleet.freshness.vms} />
       <VMTable fleet={fleet} place={place} vms={shown} />
@@ -173,7 +177,10 @@ function NoVMs({ fleet, filter }: { readonly fleet: LiveFleet; readonly filter: 
   }
   return (
     <Notice title={namespace === undefined ? 'There are no VMs yet' : `No VMs in namespace ${namespace} yet`}>
-      <p>Make the first one with the command or with kubectl:</p>
+      <p>
+        <a href={deployAddress(namespace)}>Deploy the first one</a>, or make it with the command or with
+        kubectl:
+      </p>
       <pre>berth vm deploy --image IMAGE{'\n'}kubectl apply -f examples/vm.yaml</pre>
     </Notice>
   );

@@ -8,7 +8,7 @@ import * as z from 'zod';
 import { ActionError, type ErrorKind } from '../../actions/error.ts';
 import { type Cause, failure, type Status } from '../../api/http/status.ts';
 import { SUBDOMAIN } from '../../api/v1alpha1/names.ts';
-import { LABEL, SHA256 } from '../../api/v1alpha1/schema.ts';
+import { LABEL, SHA256, VM_NAME } from '../../api/v1alpha1/schema.ts';
 import { FILE_URL } from '../../api/v1alpha1/source.ts';
 import { ApiError, isUnreachable } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
@@ -255,6 +255,10 @@ const FORMS: ReadonlyMap<string, string> = new Map([
   [
     String(LABEL),
     'must have only lower-case letters, digits and dashes, and must begin and end with a letter or digit',
+  ],
+  [
+    String(VM_NAME),
+    'must have only lower-case letters, digits and dashes, must begin with a letter, and must not end with a dash',
   ],
   [String(SHA256), 'must have exactly 64 lower-case hexadecimal digits'],
   [String(FILE_URL), 'must be an address with http or https, for example https://files.example/disk.qcow2'],

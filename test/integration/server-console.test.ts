@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { VMS } from '../../api/v1alpha1/resources.ts';
+import { SERVERS, VM_POOLS, VMS } from '../../api/v1alpha1/resources.ts';
 import { bundleConsole } from '../../hack/bundle.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/program.ts';
@@ -145,14 +145,10 @@ it('passes on nothing else', async () => {
     `${OBJECTS}/secrets`,
     `${OBJECTS}/events`,
     `${OBJECTS}/namespaces`,
-    `${OBJECTS}/${SCOPE}/vms/one`,
     `${OBJECTS}/nodes/x`,
     `${OBJECTS}/nodes/x/proxy`,
     `${OBJECTS}/${SCOPE}/vms/one/status`,
-    `${OBJECTS}/${SCOPE}/vms/..%2f..%2fsecrets`,
-    `${OBJECTS}/${SCOPE}/vms/..%2Fsecrets`,
     `${OBJECTS}/${SCOPE}/vms/%2e%2e`,
-    `${OBJECTS}/${SCOPE}/vms/one%3fwatch=true`,
     `${OBJECTS}/namespaces/kube-system/vms`,
     `${OBJECTS}/namespaces/berth-system/vms`,
     `/console/watch/${SCOPE}/secrets?resourceVersion=1`,
@@ -166,6 +162,107 @@ it('passes on nothing else', async () => {
     const { status } = await api.call(path, { token: lead });
     expect([path, status]).toEqual([path, 404]);
   }
+});
+
+it('reads no single object, whatever its name looks like', async () => {
+  for (const name of ['one', '..%2f..%2fsecrets', '..%2Fsecrets', 'one%3fwatch=true']) {
+    for (const plural of ['vms', 'vmpools']) {
+      const { status, headers } = await api.call(`${OBJECTS}/${SCOPE}/${plural}/${name}`, { token: lead });
+      expect([plural, name, status, headers['allow']]).toEqual([plural, name, 405, 'PATCH']);
+    }
+  }
+  expect((await api.call(`${OBJECTS}/servers/rack-1`, { token: lead })).status).toBe(405);
+});
+
+it('gives everybody the schemas of its forms, with the bounds of the server', async () => {
+  const { status, body } = await api.call('/console/forms');
+  expect([status, Object.keys(body)]).toEqual([
+    200,
+    ['deploy', 'change', 'claim', 'scale', 'snapshot', 'token'],
+  ]);
+  expect(body.deploy.properties.cpu).toMatchObject({ type: 'integer', minimum: 1, maximum: 256 });
+  expect(body.deploy.properties.displayDPI).toMatchObject({ minimum: 60, maximum: 240 });
+  expect(JSON.stringify(body)).not.toContain('x-kubernetes');
+});
+
+/** Sends a change, and returns the status of the answer and its message. */
+async function patch(path: string, body: object, token: string) {
+  const answer = await api.call(`${OBJECTS}/${path}`, { method: 'PATCH', token, body });
+  return [answer.status, String(answer.body.message)] as const;
+}
+
+it('changes the fields of a VM that can be changed, and removes them, as the generation that was seen', async () => {
+  const changing = { name: 'changing', namespace };
+  await cluster.client().create(VMS, { metadata: changing, spec: { image: 'image', cpu: 2 } });
+  const path = `${SCOPE}/vms/changing`;
+  const set = { cpu: 3, memory: '6Gi', ttlSecondsAfterFinished: 60 };
+  expect((await patch(path, { generation: 1, set }, member))[0]).toBe(200);
+  const { spec, metadata } = await cluster.client().get(VMS, changing);
+  expect([spec, metadata.generation]).toEqual([{ image: 'image', ...set }, 2]);
+  const [stale, why] = await patch(path, { generation: 1, set: { cpu: 4 } }, member);
+  expect([stale, why]).toEqual([409, 'VM changing was changed by somebody else. Look at it again']);
+  const removal = { generation: 2, remove: ['memory', 'ttlSecondsAfterFinished'] };
+  expect((await patch(path, removal, member))[0]).toBe(200);
+  expect((await cluster.client().get(VMS, changing)).spec).toEqual({ image: 'image', cpu: 3 });
+});
+
+it.each([
+  ['a field that never changes', { set: { image: 'other' } }, /set.image: is not a known field/],
+  ['the removal of such a field', { remove: ['image'] }, /remove.0: must be cpu or memory/],
+  ['a value out of its bounds', { set: { cpu: 257 } }, /set.cpu: must/],
+  ['a change of labels', { metadata: { labels: {} } }, /metadata: is not a known field/],
+  ['a change of nothing', {}, /set: must have at least one field/],
+  ['another kind of value', { set: { cpu: 'many' } }, /set.cpu: must be a number/],
+])('refuses %s', async (_, change, message) => {
+  const [status, text] = await patch(`${SCOPE}/vms/one`, { generation: 1, ...change }, member);
+  expect([400, 422]).toContain(status);
+  expect(text).toMatch(message);
+  const { spec } = await cluster.client().get(VMS, { name: 'one', namespace });
+  expect(spec).toEqual({ image: 'image' });
+});
+
+it('scales a pool, and changes nothing else of it', async () => {
+  const pool = { name: 'fresh', namespace };
+  const spec = { replicas: 0, template: { spec: { image: 'image' } } };
+  await cluster.client().create(VM_POOLS, { metadata: pool, spec });
+  const path = `${SCOPE}/vmpools/fresh`;
+  expect((await patch(path, { replicas: 2 }, member))[0]).toBe(200);
+  expect((await cluster.client().get(VM_POOLS, pool)).spec).toMatchObject({ ...spec, replicas: 2 });
+  for (const change of [{ replicas: -1 }, { replicas: 'two' }, {}, { replicas: 1, template: {} }]) {
+    expect([400, 422]).toContain((await patch(path, change, member))[0]);
+  }
+});
+
+it('requests the power of a server for those who may change Servers', async () => {
+  const name = `rack-${randomBytes(4).toString('hex')}`;
+  const spec = {
+    addresses: ['192.0.2.7'],
+    controller: {
+      webhook: {
+        onURL: 'https://power.example/on',
+        offURL: 'https://power.example/off',
+        statusURL: 'https://power.example/status',
+        pattern: '(on|off)',
+      },
+    },
+  };
+  await cluster.client().create(SERVERS, { metadata: { name }, spec });
+  try {
+    expect((await patch(`servers/${name}`, { action: 'On' }, member))[0]).toBe(403);
+    expect((await patch(`servers/${name}`, { action: 'Explode' }, lead))[0]).toBe(422);
+    expect((await patch(`servers/${name}`, { action: 'On' }, lead))[0]).toBe(200);
+    const { powerAction } = (await cluster.client().get(SERVERS, { name })).spec;
+    expect(powerAction).toEqual({ action: 'On', requestedAt: expect.stringMatching(/Z$/) });
+  } finally {
+    await cluster.client().delete(SERVERS, { name });
+  }
+});
+
+it.each([`${SCOPE}/vms/one`, `${SCOPE}/vmpools/fresh`])('refuses changes of %s by others', async (path) => {
+  expect((await patch(path, { generation: 1, replicas: 1 }, stranger))[0]).toBe(403);
+  expect((await api.call(`${OBJECTS}/${path}`, { method: 'PATCH', body: {} })).status).toBe(401);
+  const elsewhere = path.replace(namespace, 'kube-system');
+  expect((await patch(elsewhere, { generation: 1, replicas: 1 }, lead))[0]).toBe(404);
 });
 
 it.each([

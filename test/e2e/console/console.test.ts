@@ -22,6 +22,8 @@ const HOSTS = 12;
 const SHOP = 'platform-shop';
 const HOSTILE = '<img src=x onerror="document.title=\'stolen\'">';
 const FLEET = { deadlineMilliseconds: 120_000 };
+/** Time limit of waits in the page for the fleet. */
+const FLEET_WAIT = { timeout: 120_000 };
 
 let cluster: Cluster;
 let server: ServerProcess;
@@ -141,10 +143,10 @@ it('lists and filters VMs, and shows one', async () => {
   expect(faults).toEqual([]);
 });
 
-it('lists other objects with the columns of kubectl', async () => {
+it('lists other objects with the columns that tell their state', async () => {
   const page = await open(admin, '#/objects/vmpools');
   await page.getByRole('cell', { name: 'fresh platform-default' }).waitFor();
-  await page.getByRole('columnheader', { name: 'Wanted' }).waitFor();
+  await page.getByRole('columnheader', { name: 'Roll-out' }).waitFor();
   await page.screenshot({ path: join(PICTURES, 'pools.png') });
   expect(await violations(page)).toEqual([]);
   await page.getByRole('searchbox').fill('nothing');
@@ -166,6 +168,98 @@ it('a member sees only their namespace, and is told why others are not shown', a
   await page.getByText('You may not list VMs in namespace platform-default').waitFor();
   await page.screenshot({ path: join(PICTURES, 'forbidden.png') });
   expect(await violations(page)).toEqual([]);
+  faults.length = 0;
+});
+
+it('deploys a VM by a form with the bounds of the server, which shows each mistake at its field', async () => {
+  const page = await open(admin, '#/vms?namespace=platform-default');
+  await page.getByRole('link', { name: 'Deploy a VM' }).click();
+  await page.getByLabel('Name', { exact: true }).fill('Formed');
+  await page.getByLabel('CPU').fill('257');
+  await page.getByRole('button', { name: 'Deploy' }).click();
+  await page.getByText('must be from 1 to 256', { exact: true }).waitFor();
+  await page.getByLabel('CPU').fill('2');
+  await page.getByRole('button', { name: 'Deploy' }).click();
+  await page.getByText('at least one of image, iso and vmConfig must be given').waitFor();
+  await page.getByLabel('Image', { exact: true }).fill(IMAGE);
+  await page.getByRole('button', { name: 'Deploy' }).click();
+  const name = page.getByLabel('Name', { exact: true });
+  await page.locator('[aria-invalid="true"]').waitFor();
+  expect(await name.getAttribute('aria-invalid')).toBe('true');
+  await page.getByText('Host', { exact: true }).click();
+  await page.screenshot({ path: join(PICTURES, 'deploy.png') });
+  expect(await violations(page)).toEqual([]);
+  expect(faults.splice(0).every((fault) => fault.includes('422'))).toBe(true);
+  await name.fill('formed');
+  await page.getByRole('button', { name: 'Deploy' }).click();
+  await page.getByRole('heading', { name: /formed/ }).waitFor();
+  await page.getByText('Running', { exact: true }).first().waitFor();
+  expect(faults).toEqual([]);
+});
+
+it('changes what can be changed of a VM, and shows the object as YAML', async () => {
+  const page = await open(admin, '#/vms/platform-default/build-1');
+  await page.getByRole('button', { name: 'Change…' }).click();
+  await page.getByLabel('CPU').fill('0');
+  await page.getByRole('button', { name: 'Change', exact: true }).click();
+  await page.getByText('must be from 1 to 256', { exact: true }).waitFor();
+  await page.screenshot({ path: join(PICTURES, 'change.png') });
+  expect(await violations(page)).toEqual([]);
+  await page.getByLabel('CPU').fill('7');
+  await page.getByRole('button', { name: 'Change', exact: true }).click();
+  await page.getByRole('dialog').waitFor({ state: 'detached' });
+  await page.getByText('YAML').click();
+  await page.getByText('cpu: 7').waitFor();
+  expect(await violations(page)).toEqual([]);
+  expect(faults).toEqual([]);
+});
+
+it('claims a VM of a pool, and scales the pool', async () => {
+  const page = await open(admin, '#/objects/vmpools?namespace=platform-default');
+  await page.getByText('2 of 2').waitFor(FLEET_WAIT);
+  await page.getByRole('button', { name: 'Scale pool fresh' }).click();
+  await page.getByLabel('Replicas').fill('3');
+  await page.getByRole('button', { name: 'Scale', exact: true }).click();
+  await page.getByText('Pool fresh keeps 3 VMs').waitFor();
+  await page.getByText('3 of 3').waitFor(FLEET_WAIT);
+  await page.getByRole('button', { name: 'Claim a VM of pool fresh' }).click();
+  await page.getByLabel('When empty').waitFor();
+  await page.screenshot({ path: join(PICTURES, 'claim.png') });
+  expect(await violations(page)).toEqual([]);
+  await page.getByRole('button', { name: 'Claim', exact: true }).click();
+  await page.getByRole('heading', { name: /^fresh-.* Running/ }).waitFor(FLEET_WAIT);
+  expect(faults).toEqual([]);
+});
+
+it('shows members and service accounts to those who manage a namespace, and a new token once', async () => {
+  const page = await open(admin, `#/access?namespace=${SHOP}`);
+  await page.getByRole('button', { name: 'New service account…' }).click();
+  await page.getByLabel('Name (required)').fill('ci');
+  await page.getByRole('button', { name: 'Create' }).click();
+  await page.getByRole('button', { name: 'New token of ci' }).click();
+  await page.getByLabel('Duration').fill('1 hour');
+  await page.getByRole('button', { name: 'Create' }).click();
+  await page.getByText('must be hours, minutes and seconds').waitFor();
+  await page.getByLabel('Duration').fill('1h');
+  await page.getByRole('button', { name: 'Create' }).click();
+  const token = await page.getByRole('textbox', { name: 'Token' }).inputValue();
+  expect(token.split('.')).toHaveLength(3);
+  await page.screenshot({ path: join(PICTURES, 'token.png') });
+  expect(await violations(page)).toEqual([]);
+  await page.getByRole('button', { name: 'Done' }).click();
+  expect(await page.content()).not.toContain(token);
+  await page.getByRole('button', { name: 'Add a member…' }).click();
+  await page.getByLabel('Name (required)').fill(HOSTILE);
+  await page.getByRole('button', { name: 'Add', exact: true }).click();
+  await page.getByRole('rowheader', { name: HOSTILE }).waitFor();
+  await page.screenshot({ path: join(PICTURES, 'access.png') });
+  expect(await violations(page)).toEqual([]);
+  expect(await page.title()).toBe('Berth');
+  expect(faults.splice(0).filter((fault) => !fault.includes('422'))).toEqual([]);
+  await page.context().close();
+  const other = await open(member, `#/access?namespace=${SHOP}`);
+  await other.getByText(`You do not manage namespace ${SHOP}`).waitFor();
+  expect(await violations(other)).toEqual([]);
   faults.length = 0;
 });
 

@@ -1,0 +1,372 @@
+/** Who may use a namespace: its members, its service accounts, and new tokens of them. */
+import type { ComponentChildren } from 'preact';
+import { useEffect, useState } from 'preact/hooks';
+import type { TokenItem } from '../../api/http/serviceaccount.ts';
+import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
+import type { Api } from '../data/api.ts';
+import { freshnessAfter, type Freshness } from '../data/follow.ts';
+import { messageOf } from '../data/forms.ts';
+import type { FormField } from '../model/form.ts';
+import { compareTexts } from '../model/texts.ts';
+import { Confirm, Dialog } from './dialog.tsx';
+import { SchemaForm, WithFields } from './form.tsx';
+import { type Outcome, OutcomeLine } from './outcome.tsx';
+import { Notice, ReadState } from './states.tsx';
+
+interface AccessPageProps {
+  readonly api: Api;
+  readonly namespace: string;
+}
+
+/** Member of the role dev. */
+interface Subject {
+  readonly kind: string;
+  readonly name: string;
+  readonly namespace?: string;
+}
+
+interface Access {
+  readonly accounts: readonly string[];
+  readonly members: readonly Subject[];
+}
+
+/** What the parts of the page need to act. */
+interface AccessTools {
+  readonly api: Api;
+  /** Path of the namespace in the HTTP API. */
+  readonly scope: string;
+  readonly show: (dialog: ComponentChildren) => void;
+  /** Does the work, reads the page again, and tells the outcome. */
+  readonly act: (text: string, work: () => Promise<unknown>) => Promise<void>;
+}
+
+export function AccessPage({ api, namespace }: AccessPageProps) {
+  const scope = `/api/v1/namespaces/${encodeURIComponent(namespace)}`;
+  const { access, freshness, reload } = useAccess(api, scope);
+  const [dialog, show] = useState<ComponentChildren>(null);
+  const [outcome, tell] = useState<Outcome>();
+  const act = async (text: string, work: () => Promise<unknown>) => {
+    try {
+      await work();
+      tell({ isError: false, text });
+    } catch (error) {
+      tell({ isError: true, text: messageOf(error) });
+    }
+    reload();
+  };
+  const tools: AccessTools = { api, scope, show, act };
+  return (
+    <div class="details">
+      <header>
+        <h1>
+          Access <span class="in">to namespace {namespace}</span>
+        </h1>
+      </header>
+      <OutcomeLine outcome={outcome} />
+      {access === undefined ? (
+        <NoAccess freshness={freshness} namespace={namespace} />
+      ) : (
+        <>
+          <Accounts accounts={access.accounts} tools={tools} />
+          <Members members={access.members} tools={tools} />
+        </>
+      )}
+      {dialog}
+    </div>
+  );
+}
+
+function NoAccess({ freshness, namespace }: { readonly freshness: Freshness; readonly namespace: string }) {
+  return freshness.state === 'refused' && freshness.status === 403 ? (
+    <Notice title={`You do not manage namespace ${namespace}`}>
+      <p>{freshness.message}</p>
+      <p>
+        Members and tokens need the role <code>admin</code> in the namespace. Ask an administrator for it, or
+        for a token.
+      </p>
+    </Notice>
+  ) : (
+    <ReadState freshness={freshness} what="members" namespace={namespace} />
+  );
+}
+
+function useAccess(
+  api: Api,
+  scope: string,
+): { readonly access: Access | undefined; readonly freshness: Freshness; readonly reload: () => void } {
+  const [access, setAccess] = useState<Access>();
+  const [freshness, setFreshness] = useState<Freshness>({ state: 'loading' });
+  const [round, setRound] = useState(0);
+  useEffect(() => {
+    const end = new AbortController();
+    readAccess(api, scope, end.signal).then(
+      (read) => {
+        setAccess(read);
+        setFreshness({ state: 'live' });
+      },
+      (error: unknown) => {
+        if (!end.signal.aborted) {
+          setFreshness(freshnessAfter(error));
+        }
+      },
+    );
+    return () => end.abort();
+  }, [api, scope, round]);
+  return { access, freshness, reload: () => setRound((count) => count + 1) };
+}
+
+async function readAccess(api: Api, scope: string, signal: AbortSignal): Promise<Access> {
+  const [accounts, members] = await Promise.all([
+    api.get<{ items: { name: string }[] }>(`${scope}/serviceaccounts`, signal),
+    api.get<{ items: Subject[] }>(`${scope}/rolebindings/${DEV_ROLE}/subjects`, signal),
+  ]);
+  return {
+    accounts: accounts.items.map(({ name }) => name).toSorted(compareTexts),
+    members: members.items.toSorted((one, other) => compareTexts(one.name, other.name)),
+  };
+}
+
+interface AccountsProps {
+  readonly accounts: readonly string[];
+  readonly tools: AccessTools;
+}
+
+function Accounts({ accounts, tools }: AccountsProps) {
+  const { api, scope, show, act } = tools;
+  const close = () => show(null);
+  const pathOf = (name: string) => `${scope}/serviceaccounts/${encodeURIComponent(name)}`;
+  const remove = (name: string) =>
+    void act(`Service account ${name} was deleted`, async () => await api.send('DELETE', pathOf(name)));
+  const askRemoval = (name: string) =>
+    show(
+      <Confirm
+        title={`Delete service account ${name}?`}
+        act="Delete"
+        onAct={() => remove(name)}
+        onClose={close}
+      >
+        <p>All its tokens become invalid at once, and programs that use them stop working.</p>
+      </Confirm>,
+    );
+  const create = async ({ name }: Record<string, unknown>) => {
+    await api.send('POST', pathOf(String(name)));
+    close();
+    await act(`Service account ${String(name)} was created`, async () => await Promise.resolve());
+  };
+  return (
+    <section aria-labelledby="accounts-title">
+      <h2 id="accounts-title">Service accounts</h2>
+      <p class="calm">Users that are programs, for example CI systems. A new one has the role dev.</p>
+      <table class="facts-table">
+        <tbody>
+          {accounts.map((name) => (
+            <tr key={name}>
+              <th scope="row">{name}</th>
+              <td class="row-actions">
+                <button
+                  type="button"
+                  class="small"
+                  aria-label={`New token of ${name}`}
+                  onClick={() =>
+                    show(<TokenDialog api={api} path={pathOf(name)} name={name} onClose={close} />)
+                  }
+                >
+                  New token…
+                </button>
+                <button
+                  type="button"
+                  class="small danger"
+                  aria-label={`Delete service account ${name}`}
+                  onClick={() => askRemoval(name)}
+                >
+                  Delete…
+                </button>
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <button
+        type="button"
+        onClick={() =>
+          show(
+            <NameDialog
+              title="New service account"
+              description="Lower-case letters, digits and dashes."
+              submit="Create"
+              onSubmit={create}
+              onClose={close}
+            />,
+          )
+        }
+      >
+        New service account…
+      </button>
+    </section>
+  );
+}
+
+interface NameDialogProps {
+  readonly title: string;
+  readonly description: string;
+  readonly submit: string;
+  readonly onSubmit: (values: Record<string, unknown>) => Promise<void>;
+  readonly onClose: () => void;
+}
+
+/** Asks for a name. The server checks it. */
+function NameDialog({ title, description, submit, onSubmit, onClose }: NameDialogProps) {
+  const field: FormField = {
+    path: 'name',
+    kind: 'text',
+    description,
+    isRequired: true,
+    choices: [],
+    minimum: undefined,
+    maximum: undefined,
+    length: NAME_LENGTH,
+  };
+  return (
+    <Dialog title={title} onClose={onClose}>
+      <SchemaForm fields={[field]} submit={submit} busy="Sending…" onSubmit={onSubmit} onCancel={onClose} />
+    </Dialog>
+  );
+}
+
+/** Longest name that the server takes, in characters: an address of email. */
+const NAME_LENGTH = 320;
+
+interface TokenDialogProps {
+  readonly api: Api;
+  /** Path of the service account. */
+  readonly path: string;
+  readonly name: string;
+  readonly onClose: () => void;
+}
+
+/** Makes a token, and shows it until the dialog is closed. It is nowhere else in the page. */
+function TokenDialog({ api, path, name, onClose }: TokenDialogProps) {
+  const [made, setMade] = useState<TokenItem>();
+  const [isCopied, setCopied] = useState(false);
+  const create = async (body: Record<string, unknown>) =>
+    setMade(await api.send<TokenItem>('POST', `${path}/token`, body));
+  if (made === undefined) {
+    return (
+      <Dialog title={`New token of ${name}`} onClose={onClose}>
+        <WithFields api={api} form="token">
+          {(fields) => (
+            <SchemaForm
+              fields={fields}
+              initial={{ duration: TOKEN_LIFE }}
+              submit="Create"
+              busy="Creating…"
+              onSubmit={create}
+              onCancel={onClose}
+            />
+          )}
+        </WithFields>
+      </Dialog>
+    );
+  }
+  const { token, expirationTimestamp, message } = made;
+  const copy = () =>
+    void navigator.clipboard.writeText(token).then(
+      () => setCopied(true),
+      () => setCopied(false),
+    );
+  return (
+    <Dialog title={`Token of ${name}`} onClose={onClose}>
+      <p>
+        This is the only time that the token is shown. It is valid until{' '}
+        {expirationTimestamp === undefined
+          ? 'it is deleted'
+          : new Date(expirationTimestamp).toLocaleString('en')}
+        .
+      </p>
+      {message === undefined ? null : <p class="stale">{message}.</p>}
+      <textarea class="token" readOnly rows={6} aria-label="Token" value={token} />
+      <div class="actions">
+        <button type="button" onClick={copy}>
+          {isCopied ? 'Copied' : 'Copy'}
+        </button>
+        <button type="button" class="primary" onClick={onClose}>
+          Done
+        </button>
+      </div>
+    </Dialog>
+  );
+}
+
+/** Lifetime of a token that the form begins with: 30 days. */
+const TOKEN_LIFE = '720h';
+
+interface MembersProps {
+  readonly members: readonly Subject[];
+  readonly tools: AccessTools;
+}
+
+function Members({ members, tools }: MembersProps) {
+  const { api, scope, show, act } = tools;
+  const close = () => show(null);
+  const path = `${scope}/rolebindings/${DEV_ROLE}/subjects`;
+  const remove = (subject: Subject) =>
+    void act(
+      `${subject.name} lost the role dev`,
+      async () => await api.send('DELETE', `${path}/remove`, requestFor(subject)),
+    );
+  const add = async ({ name }: Record<string, unknown>) => {
+    await api.send('POST', `${path}/add`, { users: [name] });
+    close();
+    await act(`${String(name)} has the role dev`, async () => await Promise.resolve());
+  };
+  return (
+    <section aria-labelledby="members-title">
+      <h2 id="members-title">Members</h2>
+      <p class="calm">They have the role dev: they use VMs and images of the namespace.</p>
+      {members.length === 0 ? <p class="calm">Nobody has the role yet.</p> : null}
+      <table class="facts-table">
+        <tbody>
+          {members.map((subject) => (
+            <tr key={`${subject.kind}/${subject.namespace}/${subject.name}`}>
+              <th scope="row">{subject.name}</th>
+              <td>{[subject.kind, subject.namespace].filter(Boolean).join(' of ')}</td>
+              <td class="row-actions">
+                {subject.kind === 'Group' ? null : (
+                  <button
+                    type="button"
+                    class="small danger"
+                    aria-label={`Remove ${subject.name}`}
+                    onClick={() => remove(subject)}
+                  >
+                    Remove
+                  </button>
+                )}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <button
+        type="button"
+        onClick={() =>
+          show(
+            <NameDialog
+              title="Add a member"
+              description="Name of the user, in the spelling of the API server."
+              submit="Add"
+              onSubmit={add}
+              onClose={close}
+            />,
+          )
+        }
+      >
+        Add a member…
+      </button>
+    </section>
+  );
+}
+
+/** Returns the body that names the subject. */
+function requestFor({ kind, name, namespace }: Subject): object {
+  return kind === 'ServiceAccount' ? { serviceaccounts: [{ name, namespace }] } : { users: [name] };
+}

@@ -1,0 +1,13 @@
+/** The outcome of the last action, told in one line. */
+export interface Outcome {
+  readonly isError: boolean;
+  readonly text: string;
+}
+
+export function OutcomeLine({ outcome }: { readonly outcome: Outcome | undefined }) {
+  return (
+    <p class={outcome?.isError === true ? 'error' : 'calm'} role="status">
+      {outcome?.text}
+    </p>
+  );
+}
