@@ -36,6 +36,8 @@ const CHART_TOOLS = 'test/support/setup/chart.ts';
 const GUESTS = 'test/support/setup/guests.ts';
 /** It needs two versions of QEMU on one machine. */
 const NEWER_QEMU = 'test/e2e/qemu/newer.test.ts';
+/** It boots an emulated cloud image, which takes minutes. */
+const WARM_CLOUD = 'test/e2e/guest/warmcloud.test.ts';
 /** It needs Chromium. */
 const CONSOLE = 'test/e2e/console/**';
 const ADBD = 'test/support/setup/adbd.ts';
@@ -149,7 +151,7 @@ export default defineConfig({
         test: {
           name: 'e2e',
           include: ['test/e2e/**/*.test.ts'],
-          exclude: ['test/e2e/nat/**', 'test/e2e/installed/**', NEWER_QEMU, CONSOLE],
+          exclude: ['test/e2e/nat/**', 'test/e2e/installed/**', NEWER_QEMU, WARM_CLOUD, CONSOLE],
           globalSetup: [TOOLCHAIN, GUESTS, CLOUD, ADBD, METRICS_SERVER],
           sequence: { groupOrder: 4 },
           ...twoAtATime,
@@ -169,7 +171,7 @@ export default defineConfig({
         // Not among the projects of all tests: it runs the real programs, which only some machines have.
         test: {
           name: 'real',
-          include: ['test/e2e/emulator/contract.test.ts', NEWER_QEMU, CONSOLE],
+          include: ['test/e2e/emulator/contract.test.ts', NEWER_QEMU, WARM_CLOUD, CONSOLE],
           env: { BERTH_EMULATOR: 'real' },
           sequence: { groupOrder: 12 },
           ...oneAtATime,

@@ -12,6 +12,8 @@ import { createServer as createHttpServer, type IncomingMessage, request as http
 import { connect, isIPv4 } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
+import type { BaseImage, MemoryFiles } from '../../agent/disks/disk.ts';
+import type { MachineFolder, VmLaunchPlan } from '../../agent/drivers/driver.ts';
 import { seedPages } from '../../agent/seed/seed.ts';
 import type { NatOptions } from '../../agent/network/nat/layout.ts';
 import { NatNetwork } from '../../agent/network/nat/nat.ts';
@@ -19,6 +21,8 @@ import type { AttachOptions, NamespaceOptions, Network } from '../../agent/netwo
 import { UserGuard, type UserGuardOptions, UserNetwork } from '../../agent/network/user.ts';
 import { portRulesSchema } from '../../api/v1alpha1/ports.ts';
 import { limitTime, run } from '../../base/exec.ts';
+import { type Host, makeHost } from './qemuguest.ts';
+import { inGuest, saveWithMemory } from './warmimage.ts';
 
 /** Default time limit for a page, in milliseconds. It is long, because the machine may be busy. */
 const PAGE_TIMEOUT_MILLISECONDS = 20_000;
@@ -35,12 +39,20 @@ const COMPARED_STARTS = 100;
 const START_MILLISECONDS = 10_000;
 
 let network: Network | undefined;
+let machines: Host | undefined;
 
 function opened(): Network {
   if (!network) {
     throw new Error('open comes first');
   }
   return network;
+}
+
+function openedMachines(): Host {
+  if (!machines) {
+    throw new Error('openMachines comes first');
+  }
+  return machines;
 }
 
 export const actions = {
@@ -60,6 +72,19 @@ export const actions = {
   detach: (uid: string) => opened().detach(uid),
   address: (uid: string) => opened().address(uid),
   attached: () => opened().attached(),
+  /** Opens a driver whose machines have their network devices in this namespace. Returns its folder. */
+  async openMachines(): Promise<string> {
+    machines = await makeHost();
+    return machines.directory;
+  },
+  endMachines: () => openedMachines().end(),
+  createMachine: (folder: MachineFolder, plan: VmLaunchPlan, base: BaseImage) =>
+    openedMachines().driver.create(folder, plan, base),
+  startMachine: (folder: MachineFolder, plan: VmLaunchPlan) => openedMachines().driver.start(folder, plan),
+  startFromMemory: (folder: MachineFolder, plan: VmLaunchPlan, memory: MemoryFiles) =>
+    openedMachines().driver.startFromMemory(folder, plan, memory),
+  saveMachine: (folder: MachineFolder, name: string) => saveWithMemory(openedMachines(), folder, name),
+  inGuest: (folder: MachineFolder, script: string) => inGuest(openedMachines().driver, folder, script),
   close: () => opened().close(),
   check: () => opened().check(),
   /**

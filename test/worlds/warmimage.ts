@@ -1,16 +1,27 @@
 /** Images with the memory of real guests, and commands in these guests. */
 import { join } from 'node:path';
 import type { BaseImage, MemoryFiles } from '../../agent/disks/disk.ts';
-import type { MachineFolder } from '../../agent/drivers/driver.ts';
+import type { MachineFolder, VmLaunchPlan } from '../../agent/drivers/driver.ts';
 import type { QemuDriver } from '../../agent/drivers/qemu/driver.ts';
 import { BOOT_DEADLINE_MILLISECONDS, type Host } from './qemuguest.ts';
 
 export type WarmImage = BaseImage & { memory: MemoryFiles };
 
+/** Returns the plan for a guest with another name and MAC address. */
+export function namedPlan(plan: VmLaunchPlan, name: string, macAddress: string): VmLaunchPlan {
+  const { vm } = plan.guest;
+  const named = { ...vm, vm: { ...vm.vm, name }, hardware: { ...vm.hardware, macAddress } };
+  return { ...plan, guest: { ...plan.guest, vm: named }, network: { ...plan.network, macAddress } };
+}
+
 /** Saves the disk and the memory of a running machine in the host's folder. */
-export async function saveWithMemory(host: Host, folder: MachineFolder, name: string): Promise<WarmImage> {
-  const at = (end: string): string => join(host.directory, `${name}.${end}`);
-  const { memory, virtualSizeBytes } = await host.driver.copyDisk(folder, {
+export async function saveWithMemory(
+  { driver, directory }: Pick<Host, 'driver' | 'directory'>,
+  folder: MachineFolder,
+  name: string,
+): Promise<WarmImage> {
+  const at = (end: string): string => join(directory, `${name}.${end}`);
+  const { memory, virtualSizeBytes } = await driver.copyDisk(folder, {
     target: at('raw'),
     memory: { ram: at('ram'), state: at('state') },
     signal: new AbortController().signal,

@@ -90,9 +90,11 @@ it.each<[string, () => Change]>([
   ['version of the hypervisor', () => ({ on: { version: '10.0.2' } })],
   ['machine type', () => ({ state: { machineType: 'pc-q35-8.2' } })],
   ['accelerator', () => ({ on: { accelerator: 'kvm' } })],
+  ['processor', () => ({ on: { architecture: 'arm64' } })],
   ['firmware', () => ({ on: { firmware: { code: join(folder, 'other.fd'), variables: '' } } })],
   ['size of the disk', () => ({ state: { diskBytes: 2 ** 31 } })],
   ['list of devices', () => ({ plan: { seed: undefined } })],
+  ['list of devices', () => ({ state: { generation: undefined } })],
   [
     'list of devices',
     () => {

@@ -22,6 +22,20 @@ const TEST_MILLISECONDS = 600_000;
 const OTHER_ADDRESS = '127.0.0.2';
 const NAMESPACE = 'platform-default';
 const PASSWORD = 'planted-9e0d4a';
+/**
+ * Program that a guest runs at the end of its renewal. It notes the last number that the writer has in the memory, and all numbers on the disk,
+ * which it reads without the cache. The writer waits meanwhile.
+ */
+const MOMENT_HOOK = `cat >/etc/berth/renew.d/moment <<'END'
+#!/bin/sh
+writer=$(pidof write-on)
+kill -STOP $writer
+until [ "$(cat /data/number-* | wc -l)" = 20 ]; do usleep 10000; done
+echo 3 >/proc/sys/vm/drop_caches
+cat /var/run/number /data/number-* >/var/run/moment
+kill -CONT $writer
+END
+chmod 755 /etc/berth/renew.d/moment`;
 
 let directory: string;
 let registry: TestRegistry;
@@ -228,6 +242,8 @@ test(
   'an Image with memory: a VM of it on another host goes on where the guest was saved, with a name of its own',
   async () => {
     expect(await tell(port, 'marker=warm')).toBe('saved\n');
+    expect(await tell(port, 'agent=0')).toBe('listening\n');
+    await world.kubectl('exec', 'source', '--', 'sh', '-c', MOMENT_HOOK);
     await create('warm', { source: { fromVM: { name: 'source', memory: true } } });
     const { status } = await untilReady('warm');
     expect(status).toMatchObject({ consistency: 'FileSystem', memory: { cpu: 1 } });
@@ -245,6 +261,7 @@ test(
     const hasName = async () => (await page(own, OTHER_ADDRESS))['hostname'] === 'warm';
     await waitFor('the page with the name of the VM', hasName, STEP);
     expect(await page(own, OTHER_ADDRESS)).toMatchObject({ boots: '1', marker: 'warm' });
+    expectOneMoment(await world.kubectl('exec', 'warm', '--', 'cat', '/var/run/moment'));
     // The guest wrote to its disk when it was saved, and goes on with that.
     const saved = Number(await tell(own, 'number', OTHER_ADDRESS));
     const goesOn = async () => Number(await tell(own, 'number', OTHER_ADDRESS)) > saved;
@@ -258,6 +275,18 @@ test(
   },
   TEST_MILLISECONDS,
 );
+
+/**
+ * Checks what {@link MOMENT_HOOK} has noted. A disk that is older than the memory would lack the last of the numbers, and a newer one would
+ * have more. The writer notes a number in the memory after it is on the disk.
+ */
+function expectOneMoment(noted: string): void {
+  const [inMemory = 0, ...onDisk] = (noted.match(/^\d+$/gm) ?? []).map(Number);
+  const numbers = onDisk.toSorted((a, b) => a - b);
+  const last = numbers.at(-1) ?? 0;
+  expect(numbers).toEqual(Array.from({ length: 20 }, (_, index) => last - 19 + index));
+  expect([inMemory, inMemory + 1]).toContain(last);
+}
 
 async function expectCondition(name: string, expected: { status: string; reason: string }): Promise<void> {
   const path = 'jsonpath={.status.conditions[?(@.type=="WarmStart")]}';

@@ -3,6 +3,16 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import {
+  expectDifferent,
+  expectEqual,
+  expectRightClock,
+  IDENTITY_SCRIPT,
+  LARGER_SYSTEM,
+  OWN_PARTS,
+  readIdentity,
+  SHARED_PARTS,
+} from '../../worlds/guestidentity.ts';
+import {
   BOOT_DEADLINE_MILLISECONDS,
   folderOf,
   guestBase,
@@ -14,7 +24,7 @@ import {
   seedFor,
   tell,
 } from '../../worlds/qemuguest.ts';
-import { inGuest, saveWithMemory, type WarmImage } from '../../worlds/warmimage.ts';
+import { inGuest, namedPlan, saveWithMemory, type WarmImage } from '../../worlds/warmimage.ts';
 
 let host: Host;
 let image: WarmImage;
@@ -42,6 +52,7 @@ it('an arm64 guest boots from UEFI, resumes after a suspend, and stops in order'
   expect(await page(port)).toMatchObject({ boot_id: before['boot_id'] });
   expect(await tell(port, 'seed=user-data')).toBe(IGNITION);
   expect(await tell(port, 'agent=0')).toBe('listening\n');
+  expect(await inGuest(host.driver, folder, LARGER_SYSTEM)).toBe('');
   image = await saveWithMemory(host, folder, 'image');
   expect(await page(port)).toMatchObject({ boot_id: before['boot_id'] });
   // Without its guest agent, the guest is stopped by its power button.
@@ -61,20 +72,26 @@ it('an arm64 guest boots from UEFI, resumes after a suspend, and stops in order'
   });
 });
 
-it('arm64 guests from the memory of an image go on after its boot, with random numbers of their own', {
+it('arm64 guests from the memory of an image go on after its boot, and are computers of their own', {
   timeout: 300_000,
 }, async () => {
-  const random = await Promise.all(
+  const guests = await Promise.all(
     [1, 2].map(async (number) => {
       const port = await freePort();
-      const plan = planFor('arm64', port);
+      const plan = namedPlan(planFor('arm64', port), `arm-${number}`, `52:54:00:00:01:0${number}`);
       const folder = folderOf(host, `0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c010${number}`);
       await host.driver.create(folder, plan, image);
       await host.driver.startFromMemory(folder, { ...plan, seed: await seedFor(folder, plan) }, image.memory);
       expect(await page(port)).toMatchObject({ architecture: 'aarch64', boots: '1' });
-      return await inGuest(host.driver, folder, 'cat /proc/sys/kernel/random/uuid');
+      const run = async (script: string) => await inGuest(host.driver, folder, script);
+      await expectRightClock(run);
+      return readIdentity(await run(IDENTITY_SCRIPT));
     }),
   );
-  expect(random[0]).toMatch(/^[0-9a-f-]{36}$/);
-  expect(random[0]).not.toBe(random[1]);
+  expect(guests).toMatchObject([
+    { hostName: 'arm-1', left: '' },
+    { hostName: 'arm-2', left: '' },
+  ]);
+  expectDifferent(guests, OWN_PARTS);
+  expectEqual(guests, [...SHARED_PARTS, 'mac', 'address']);
 });

@@ -1,19 +1,22 @@
 /** A guest that is paused by the agent, or by QEMU because its disk has no room. The test has a small disk of its own. */
 import { execFileSync } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
-import { rm, statfs, writeFile } from 'node:fs/promises';
+import { readdir, rm, statfs, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { mountTmpfs, whyNoTmpfs } from '../../support/tmpfs.ts';
 import { unless } from '../../support/unless.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { BOOT_DEADLINE_MILLISECONDS, guestBase, TestMachine } from '../../worlds/qemuguest.ts';
+import { saveWithMemory } from '../../worlds/warmimage.ts';
 
 const MEBIBYTE = 1024 * 1024;
 /** Size of the test's disk. It has room for the guest's memory once, and is soon full. */
 const DISK_MEBIBYTES = 320;
 /** Room that a full disk gets again. */
 const ROOM_BYTES = 48 * MEBIBYTE;
+/** Room for the first part of a save with memory: for less than the stream of the memory, and for the stream but not for the files of the image. */
+const SAVE_ROOMS_MEBIBYTES = [20, 150];
 /** More than the size of the disk. */
 const FILL_MEBIBYTES = 1000;
 /** A stop that takes half of it would have waited for the guest. */
@@ -84,6 +87,27 @@ describe('a paused guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS, ...unless(
     expect(await machine.state()).toMatchObject({ guestStarted: true, paused: false });
     await machine.page();
   });
+
+  it.each(SAVE_ROOMS_MEBIBYTES)(
+    'runs on if a save of its memory finds only %i MiB of room, and nothing of the save is left',
+    async (mebibytes) => {
+      expect(await machine.tell('agent=0')).toBe('listening\n');
+      const files = async () => [
+        (await readdir(disk)).toSorted(),
+        (await readdir(machine.folder.path)).toSorted(),
+      ];
+      const before = [await files(), (await machine.page())['boot_id']];
+      const filler = join(disk, 'filler');
+      await writeFile(filler, Buffer.alloc((await roomBytes()) - mebibytes * MEBIBYTE));
+      const { driver, folder } = machine;
+      const saving = saveWithMemory({ driver, directory: disk }, folder, 'image');
+      await expect(saving).rejects.toThrow(
+        /^The disk was not copied: |^A clone of the VM was not prepared: /,
+      );
+      await rm(filler);
+      expect([await files(), (await machine.page())['boot_id']]).toEqual(before);
+    },
+  );
 
   it('continues its write when a full disk has room again', async () => {
     await machine.tell(`fill=${FILL_MEBIBYTES}`);

@@ -1,5 +1,5 @@
 /** Starts from the memory of an image, with real guests. */
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { constants, link, readdir, readFile, readlink, rm, writeFile } from 'node:fs/promises';
@@ -12,6 +12,16 @@ import { freePort } from '../../../hack/cluster/ports.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import {
+  expectDifferent,
+  expectEqual,
+  expectRightClock,
+  IDENTITY_SCRIPT,
+  LARGER_SYSTEM,
+  OWN_PARTS,
+  readIdentity,
+  SHARED_PARTS,
+} from '../../worlds/guestidentity.ts';
+import {
   BOOT_DEADLINE_MILLISECONDS,
   folderOf,
   guestBase,
@@ -20,37 +30,22 @@ import {
   TestMachine,
   tell,
 } from '../../worlds/qemuguest.ts';
-import { inGuest as runInGuest, saveWithMemory, type WarmImage } from '../../worlds/warmimage.ts';
+import { inGuest as runInGuest, namedPlan, saveWithMemory, type WarmImage } from '../../worlds/warmimage.ts';
 import type { WarmJob } from './warmagent.ts';
 
 /** Time in which a start ends whose machine is deleted. It is short of the time limits of a guest agent, on a busy machine too. */
 const PROMPT_MILLISECONDS = 3_000;
-/** Largest error of the clock of a guest from memory. */
-const CLOCK_SECONDS = 1;
 /** Command that writes to half of the memory of a guest. The rest is in use. */
 const FILL = 'dd if=/dev/urandom of=/filled bs=1M count=30; dd if=/dev/zero of=/dev/null bs=30M count=1';
 /** Bits of the flags of an open file that say how it was opened. */
 const ACCESS_BITS = 0o3;
+/** Room above the own memory of a hypervisor: less than the memory of the image, which it reads as a whole. */
+const READ_ROOM_BYTES = 32 * 1024 ** 2;
 /** Names of files that a save makes in the folder of a machine, and that must be gone after it. */
 const LEFT = ['image-memory', 'memory', 'copy'];
 
 /** Size of a disk that is larger than that of the image. */
 const LARGER_BYTES = 96 * 1024 ** 2;
-/** Gives the guest files of larger systems, and a program in place of ssh-keygen, which writes a key of its own each time. */
-const SYSTEM = String.raw`
-mkdir /etc/ssh
-printf '127.0.0.1 localhost
-127.0.1.1 berth-guest.example berth-guest
-10.0.0.1 berth-guest-of-others
-' >/etc/hosts
-for type in ed25519 rsa; do echo saved >"/etc/ssh/ssh_host_${'$'}{type}_key"; done
-printf '#!/bin/sh
-cat /proc/sys/kernel/random/uuid >"$7"
-' >/bin/ssh-keygen
-chmod 755 /bin/ssh-keygen
-echo saved >/etc/machine-id
-`;
-
 describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
   let source: TestMachine;
   let image: WarmImage;
@@ -65,7 +60,7 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     // What a hook prints must not be taken for the answer of the renewal.
     const hook = String.raw`printf '#!/bin/sh\necho "renewed by a hook"\n' >/etc/berth/renew.d/says && chmod 755 /etc/berth/renew.d/says`;
     expect(await inGuest(source.folder, hook)).toBe('');
-    expect(await inGuest(source.folder, SYSTEM)).toBe('');
+    expect(await inGuest(source.folder, LARGER_SYSTEM)).toBe('');
     for (const name of ['20-second', '10-first']) {
       await addHook(`save.d/${name}`, `echo ${name} >>/prepared; hostname >>/prepared`);
     }
@@ -84,18 +79,14 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     diskSizeBytes?: number,
   ): Promise<{ folder: MachineFolder; plan: VmLaunchPlan; port: number }> {
     const port = await freePort();
-    const plan = planFor('amd64', port, diskSizeBytes);
-    const { vm } = plan.guest;
-    const macAddress = `52:54:00:00:00:0${number}`;
-    const named = {
-      ...vm,
-      vm: { ...vm.vm, name: `clone-${number}` },
-      hardware: { ...vm.hardware, macAddress },
-    };
+    const plan = namedPlan(
+      planFor('amd64', port, diskSizeBytes),
+      `clone-${number}`,
+      `52:54:00:00:00:0${number}`,
+    );
     const folder = folderOf(source.host, `clone-${number}-${process.pid}`);
-    const own = { ...plan, guest: { ...plan.guest, vm: named }, network: { ...plan.network, macAddress } };
-    await source.driver.create(folder, own, image);
-    return { folder, plan: own, port };
+    await source.driver.create(folder, plan, image);
+    return { folder, plan, port };
   }
 
   async function inGuest(folder: MachineFolder, script: string): Promise<string> {
@@ -193,22 +184,20 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     );
     const reports = await Promise.all(
       clones.map(async ({ folder }) => ({
-        random: await inGuest(folder, 'head -c 1048576 /dev/urandom | sha256sum'),
-        uuid: await inGuest(folder, 'cat /proc/sys/kernel/random/uuid'),
-        name: await inGuest(folder, 'hostname'),
+        identity: readIdentity(await inGuest(folder, IDENTITY_SCRIPT)),
         boots: await inGuest(folder, 'cat /var/run/boots'),
         hosts: await inGuest(folder, 'cat /etc/hosts'),
         sectors: await inGuest(folder, 'cat /sys/block/vda/size'),
         keys: await hostKeys(folder),
-        machineId: await inGuest(folder, 'cat /etc/machine-id'),
         generation: await generationOf(folder),
         prepared: await inGuest(folder, 'echo $(cat /prepared)'),
       })),
     );
     const prepared = '10-first berth-guest 20-second berth-guest';
+    const sectors = [image.virtualSizeBytes, LARGER_BYTES].map((bytes) => String(bytes / SECTOR_BYTES));
     expect(reports).toMatchObject([
-      { name: 'clone-1', boots: '1', prepared, sectors: String(image.virtualSizeBytes / SECTOR_BYTES) },
-      { name: 'clone-2', boots: '1', prepared, sectors: String(LARGER_BYTES / SECTOR_BYTES) },
+      { identity: { hostName: 'clone-1', left: '' }, boots: '1', prepared, sectors: sectors[0] },
+      { identity: { hostName: 'clone-2', left: '' }, boots: '1', prepared, sectors: sectors[1] },
     ]);
     expect(reports[0]?.hosts).toBe(
       '127.0.0.1 localhost\n127.0.1.1 clone-1.example clone-1\n10.0.0.1 berth-guest-of-others',
@@ -216,17 +205,19 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     const keys = reports.flatMap((report) => Object.entries(report.keys));
     expect(keys.map(([name]) => name)).toEqual(['ed25519', 'rsa', 'ed25519', 'rsa']);
     expect(new Set(keys.map(([, key]) => key)).size).toBe(keys.length);
-    expect(reports[0]?.random).not.toBe(reports[1]?.random);
-    for (const part of ['uuid', 'machineId', 'generation'] as const) {
-      expect(
-        new Set(['saved', undefined, ...reports.map((report) => report[part])]).size,
-        `the ${part}`,
-      ).toBe(4);
+    const guests = [
+      readIdentity(await inGuest(source.folder, IDENTITY_SCRIPT)),
+      ...reports.map(({ identity }) => identity),
+    ];
+    expect(guests[0]?.left).toContain('random-seed');
+    expectDifferent(guests, OWN_PARTS);
+    // The network of each machine is one of its own, so equal addresses disturb nobody.
+    expectEqual(guests, [...SHARED_PARTS, 'mac', 'address']);
+    const generations = [await generationOf(source.folder), ...reports.map(({ generation }) => generation)];
+    expect(new Set([undefined, ...generations]).size).toBe(4);
+    for (const { folder } of clones) {
+      await expectRightClock(async (script) => await inGuest(folder, script));
     }
-    await waitFor('clocks that are right', async () => {
-      const errors = await Promise.all(clones.map(async ({ folder }) => await clockErrorOf(folder)));
-      return errors.every((seconds) => seconds <= CLOCK_SECONDS);
-    });
     for (const { port } of clones) {
       expect(await page(port)).toMatchObject({ boots: '1', marker: 'template' });
     }
@@ -241,18 +232,11 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
     }
   });
 
-  /** Returns by how many seconds at least the clock of a guest differs from that of the host. */
-  async function clockErrorOf(folder: MachineFolder): Promise<number> {
-    const before = Date.now() / 1000;
-    const guest = Number(await inGuest(folder, 'date +%s'));
-    return Math.max(0, before - 1 - guest, guest - Date.now() / 1000);
-  }
-
   async function generationOf({ path }: MachineFolder): Promise<string | undefined> {
     return /"generation":"([^"]*)"/.exec(await readFile(join(path, 'state.json'), 'utf8'))?.[1];
   }
 
-  it('cannot change the memory of the image: by writes, a crash, a suspend, a revert, or its removal while they run', async () => {
+  it('cannot change the memory of the image: by writes, an image of their own, a crash, a suspend, a revert, or its removal while they run', async () => {
     const { driver } = source;
     const removed = { ...image.memory, ram: join(source.host.directory, 'removed') };
     await link(image.memory.ram, removed.ram);
@@ -268,6 +252,7 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
       await inGuest(folder, FILL);
     }
     const [{ folder, plan, port }, other] = clones;
+    await saveWithMemory(source.host, other.folder, 'again');
     await driver.suspend(folder);
     await driver.resume(folder, plan);
     await inGuest(folder, FILL);
@@ -301,6 +286,37 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
       expect(Number.parseInt(flags, 8) & ACCESS_BITS).toBe(access);
     }
     expect(opened).toHaveLength(1);
+  }
+
+  it('are not killed at their limit for memory of the image that they only read', async () => {
+    const { driver } = source;
+    const { folder, plan, port } = await clone(2);
+    await driver.startFromMemory(folder, plan, image.memory);
+    const before = await page(port);
+    const state = await driver.inspect(folder);
+    const pid = state.kind === 'running' ? state.pid : 0;
+    // The group that first reads the file is charged for its part in the cache, which is now nobody's.
+    execFileSync('dd', [`of=${image.memory.ram}`, 'oflag=nocache', 'conv=notrunc,fdatasync', 'count=0'], {
+      stdio: 'pipe',
+    });
+    const [, kibibytes] = /^RssAnon:\s*(\d+) kB$/m.exec(await readFile(`/proc/${pid}/status`, 'utf8')) ?? [];
+    await writeFile(await memoryLimitFile(pid, folder), String(Number(kibibytes) * 1024 + READ_ROOM_BYTES));
+    // A suspension reads all of the memory.
+    await driver.suspend(folder);
+    await driver.resume(folder, plan);
+    expect((await page(port))['boot_id']).toBe(before['boot_id']);
+    await driver.delete(folder);
+  });
+
+  /** Returns the file with the limit of the memory of a machine's control group, in either version of control groups. */
+  async function memoryLimitFile(pid: number, { uid }: MachineFolder): Promise<string> {
+    const groups = (await readFile(`/proc/${pid}/cgroup`, 'utf8')).split('\n').map((line) => line.split(':'));
+    const own = groups.filter(([, , path]) => path?.endsWith(`/berth/${uid}`));
+    const legacy = own.find(([, controllers]) => controllers?.split(',').includes('memory'));
+    const [, controllers = '', path = ''] = legacy ?? own.find(([, names]) => names === '') ?? [];
+    expect(path, 'the machine has a group of its own').not.toBe('');
+    const file = legacy === undefined ? 'memory.max' : 'memory.limit_in_bytes';
+    return join('/sys/fs/cgroup', controllers, path, file);
   }
 
   it('with another size or other devices are refused, and boot from the disk; so are those that have run', async () => {
