@@ -41,4 +41,10 @@ test('the console is small, and has no part that only servers need', async () =>
   const texts = await Promise.all(files);
   expect(gzipSync(texts.join('')).length).toBeLessThan(CONSOLE_BYTES);
   expect(texts.join('')).not.toMatch(/ZodError|["']node:/);
+  // noVNC is a file of its own, with its notice and its licence.
+  expect(texts.join('')).not.toContain('RFB');
+  expect(await readFile(join(folder, 'novnc.js'), 'utf8')).toMatch(
+    /^\/\*! noVNC [\d.]+, Mozilla Public License 2\.0/,
+  );
+  expect(await readFile(join(folder, 'novnc.LICENSE.txt'), 'utf8')).toContain('MPL 2.0');
 });

@@ -3,6 +3,7 @@
  * console are in `dist/console/`.
  */
 import { existsSync } from 'node:fs';
+import { copyFile, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { build, type Plugin } from 'esbuild';
 import { kinds } from '../api/v1alpha1/kinds.ts';
@@ -33,6 +34,9 @@ const UNDICI = `
   export { default as Pool } from 'undici/lib/dispatcher/pool.js';
 `;
 
+/** Browsers of the last two years. */
+const BROWSERS = ['chrome131', 'firefox133', 'safari18'];
+
 /** Writes the bundles. This takes well under a second. */
 export async function bundle(): Promise<void> {
   const present = Object.entries(ENTRY_POINTS).filter(([, path]) => existsSync(path));
@@ -40,7 +44,7 @@ export async function bundle(): Promise<void> {
   await bundleConsole();
 }
 
-/** Writes the files of the console into the folder: `console.js` and `style.css`. */
+/** Writes the files of the console into the folder: `console.js`, `style.css`, and noVNC with its licence. */
 export async function bundleConsole(folder = join(ROOT, 'dist', 'console')): Promise<void> {
   const source = (file: string) => join(ROOT, 'console', file);
   await build({
@@ -49,14 +53,38 @@ export async function bundleConsole(folder = join(ROOT, 'dist', 'console')): Pro
     bundle: true,
     platform: 'browser',
     format: 'esm',
-    // Browsers of the last two years.
-    target: ['chrome131', 'firefox133', 'safari18'],
+    target: BROWSERS,
     minify: true,
     legalComments: 'none',
     logLevel: 'warning',
     tsconfig: source('tsconfig.json'),
     define: { BERTH_KINDS: JSON.stringify(kindTables()) },
   });
+  await bundleScreens(folder);
+}
+
+/** Writes noVNC into a file of its own, without a change of its code. The page loads it when somebody opens the screen of a VM. */
+async function bundleScreens(folder: string): Promise<void> {
+  const library = join(ROOT, 'node_modules', '@novnc', 'novnc');
+  const { version } = JSON.parse(await readFile(join(library, 'package.json'), 'utf8')) as {
+    version: string;
+  };
+  await build({
+    entryPoints: { novnc: '@novnc/novnc' },
+    absWorkingDir: ROOT,
+    outdir: folder,
+    bundle: true,
+    platform: 'browser',
+    format: 'esm',
+    target: BROWSERS,
+    minify: true,
+    legalComments: 'inline',
+    logLevel: 'warning',
+    banner: {
+      js: `/*! noVNC ${version}, Mozilla Public License 2.0: novnc.LICENSE.txt. Source: https://www.npmjs.com/package/@novnc/novnc/v/${version} */`,
+    },
+  });
+  await copyFile(join(library, 'LICENSE.txt'), join(folder, 'novnc.LICENSE.txt'));
 }
 
 /** Returns the kinds with the columns of `kubectl get`, for the lists of the console. The limit of the DPI is in no column. */

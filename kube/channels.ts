@@ -50,23 +50,45 @@ export interface ChannelsRequest extends UpgradeRequest {
   readonly numbers: readonly number[];
 }
 
-/**
- * Opens a WebSocket to the path. @throws ApiError when the server refuses, the signal's reason when the signal aborts, DeadlineError when
- * no answer comes in time, or the network's error when the connection fails.
- */
+export interface WebSocketRequest extends UpgradeRequest {
+  /** Limit of one received message in bytes. */
+  readonly messageBytes: number;
+}
+
+/** Opens a WebSocket with channels to the path. @throws the same errors as {@link openWebSocket}. */
 export async function openChannels(
   connection: Connection,
-  { path, protocol, headers, numbers, signal }: ChannelsRequest,
+  { numbers, ...request }: ChannelsRequest,
 ): Promise<Channels> {
+  const hasEnds = request.protocol === COMMAND_PROTOCOL;
+  return await openWebSocket(
+    connection,
+    { ...request, messageBytes: MESSAGE_BYTES },
+    (socket) => new Channels(socket, numbers, hasEnds),
+  );
+}
+
+/**
+ * Opens a WebSocket to the path, and returns what `take` makes of it. `take` is called before the first message can arrive. The WebSocket
+ * is closed when the signal aborts.
+ *
+ * @throws ApiError when the server refuses, the signal's reason when the signal aborts, DeadlineError when no answer comes in time, or the
+ * network's error when the connection fails.
+ */
+export async function openWebSocket<T>(
+  connection: Connection,
+  { path, protocol, headers, messageBytes, signal }: WebSocketRequest,
+  take: (socket: WebSocket) => T,
+): Promise<T> {
   signal.throwIfAborted();
   const url = new URL(path, connection.server).href.replace(/^http/, 'ws');
   const socket = new WebSocket(url, [protocol], {
     headers: { ...headers },
-    maxPayload: MESSAGE_BYTES,
+    maxPayload: messageBytes,
     perMessageDeflate: false,
     ...tlsOptionsOf(connection),
   });
-  const { promise, resolve, reject } = Promise.withResolvers<Channels>();
+  const { promise, resolve, reject } = Promise.withResolvers<T>();
   const end = (reason: unknown): void => {
     reject(reason);
     socket.terminate();
@@ -78,7 +100,7 @@ export async function openChannels(
   socket.once('close', () => signal.removeEventListener('abort', onAbort));
   // This listener is never removed, because an error without a listener would end the process.
   socket.on('error', reject);
-  socket.once('open', () => resolve(new Channels(socket, numbers, protocol === COMMAND_PROTOCOL)));
+  socket.once('open', () => resolve(take(socket)));
   socket.once('unexpected-response', (_request, response) => {
     readRefusal(response, response.statusCode).then(end, end);
   });

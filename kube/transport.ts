@@ -6,7 +6,8 @@ import { createGunzip, type Gunzip } from 'node:zlib';
 import type { Registry } from 'prom-client';
 import type { Dispatcher, Pool } from 'undici';
 import { Backoff } from '../base/backoff.ts';
-import type { Channels, ChannelsRequest } from './channels.ts';
+import type { WebSocket } from 'ws';
+import type { Channels, ChannelsRequest, WebSocketRequest } from './channels.ts';
 import type { Connection } from './credentials.ts';
 import { DeadlineError } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
@@ -335,6 +336,22 @@ export class Transport {
     const { openChannels } = await import('./channels.ts');
     const headers = await this.#headers({ method: 'GET', path: request.path });
     return await openChannels(this.#connection, { ...request, path: this.#root + request.path, headers });
+  }
+
+  /**
+   * Opens a WebSocket to a subresource of a Pod, and returns what `take` makes of it before its first message arrives. The WebSocket is
+   * closed when `signal` aborts.
+   *
+   * @throws the same errors as {@link upgrade}.
+   */
+  async webSocket<T>(request: Omit<WebSocketRequest, 'headers'>, take: (socket: WebSocket) => T): Promise<T> {
+    const { openWebSocket } = await import('./channels.ts');
+    const headers = await this.#headers({ method: 'GET', path: request.path });
+    return await openWebSocket(
+      this.#connection,
+      { ...request, path: this.#root + request.path, headers },
+      take,
+    );
   }
 
   /** Uses other credentials for all later requests. Requests that are under way are completed over the old connections. */

@@ -32,6 +32,7 @@ import { WaitingRequests } from './http/waiting.ts';
 import { createPower } from './power/handler.ts';
 import { addConsolePage } from './console/page.ts';
 import { addConsoleReads, USER_WATCHES } from './console/reads.ts';
+import { addConsoleStreams, STREAMS, USER_STREAMS } from './console/streams.ts';
 import { addDocumentationRoutes } from './documentation.ts';
 import { addEmulatorRoutes } from './emulators.ts';
 import { addImageCacheRoutes } from './imagecache/routes.ts';
@@ -106,6 +107,7 @@ export async function assemble({
     new WaitingRequests(DOWNLOADS),
     new WaitingRequests(PICTURES),
     new WaitingRequests(PAGE_WATCHES, USER_WATCHES),
+    new WaitingRequests(STREAMS, USER_STREAMS),
   ] as const;
   addMetrics(app, metrics, () => waiting.size);
   app.addHook('onSend', (_request, reply, _payload, next) => {
@@ -121,7 +123,7 @@ export async function assemble({
   addRoutes(
     app,
     { config, clusterInfo: clusterInfo(config, connection), own, waiting },
-    { deploys, uploads, downloads, pictures: transfers[2], watching: transfers[3] },
+    { deploys, uploads, downloads, pictures: transfers[2], watching: transfers[3], streams: transfers[4] },
   );
   await app.ready();
   const close = async () => {
@@ -221,8 +223,9 @@ function addRoutes(
     deploys,
     pictures,
     watching,
+    streams,
     ...transfers
-  }: FileTransfers & VMParts & { readonly watching: WaitingRequests },
+  }: FileTransfers & VMParts & { readonly watching: WaitingRequests; readonly streams: WaitingRequests },
 ): void {
   addClusterRoutes(app, services);
   addCertificateRoutes(app, services);
@@ -243,4 +246,5 @@ function addRoutes(
   addConsolePage(app);
   addConsoleReads(app, services, watching);
   addConsoleChanges(app, services.config.dpiMaximum);
+  addConsoleStreams(app, services, streams);
 }

@@ -27,6 +27,9 @@ const READ_MILLISECONDS = 60_000;
  */
 const SILENCE_MILLISECONDS = 90_000;
 
+/** Beginning of the protocol that carries a token. The API server of Kubernetes has the same one. */
+const TOKEN_PROTOCOL = 'base64url.bearer.authorization.k8s.io.';
+
 interface Watching {
   readonly signal: AbortSignal;
   /** Called when the first data arrives. The server sends an empty line when the API server has begun the watch. */
@@ -50,6 +53,20 @@ export class Api {
   async get<T>(path: string, signal: AbortSignal): Promise<T> {
     const end = AbortSignal.any([signal, AbortSignal.timeout(READ_MILLISECONDS)]);
     return (await (await this.#fetch(path, { signal: end })).json()) as T;
+  }
+
+  /**
+   * Begins a WebSocket to the path. A browser cannot send the token in a header of its own there, so the token is in a list of protocols,
+   * which is in no address and no log.
+   */
+  webSocket(path: string, protocol: string): WebSocket {
+    const bytes = new TextEncoder().encode(this.#token);
+    const socket = new WebSocket(new URL(path, location.href.replace(/^http/, 'ws')), [
+      protocol,
+      TOKEN_PROTOCOL + base64url(bytes),
+    ]);
+    socket.binaryType = 'arraybuffer';
+    return socket;
   }
 
   /** Sends a change, and returns the parsed answer. @throws the same errors as {@link get}. */
@@ -123,6 +140,14 @@ export class Api {
     }
     return response;
   }
+}
+
+/** Encodes bytes as base64url without padding. */
+function base64url(bytes: Uint8Array): string {
+  return btoa(String.fromCharCode(...bytes))
+    .replaceAll('+', '-')
+    .replaceAll('/', '_')
+    .replace(/=+$/, '');
 }
 
 /** Returns the error for a refusal. A proxy before the server can answer with something else than a Status. */

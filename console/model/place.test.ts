@@ -1,6 +1,6 @@
 import * as fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { formatPlace, parsePlace, type Place } from './place.ts';
+import { formatPlace, parsePlace, type Place, VM_VIEWS } from './place.ts';
 import { SORT_KEYS } from './vms.ts';
 
 const name = fc.string({ minLength: 1 });
@@ -13,7 +13,12 @@ const place: fc.Arbitrary<Place> = fc.oneof(
     filter: fc.string(),
     sort: fc.constantFrom(...SORT_KEYS),
   }),
-  fc.record({ page: fc.constant('vm' as const), namespace: name, name }),
+  fc.record({
+    page: fc.constant('vm' as const),
+    namespace: name,
+    name,
+    view: fc.constantFrom(undefined, ...VM_VIEWS),
+  }),
   fc.record(
     {
       page: fc.constant('objects' as const),

@@ -10,7 +10,12 @@ export type Place =
       readonly filter: string;
       readonly sort: SortKey;
     }
-  | { readonly page: 'vm'; readonly namespace: string; readonly name: string }
+  | {
+      readonly page: 'vm';
+      readonly namespace: string;
+      readonly name: string;
+      readonly view?: VMView | undefined;
+    }
   | {
       readonly page: 'objects';
       /** Name of a kind in addresses, for example `images`. */
@@ -28,23 +33,24 @@ export type Place =
     }
   | { readonly page: 'access'; readonly namespace: string | undefined };
 
+/** What the page of a VM can show instead of its overview. */
+export const VM_VIEWS = ['screen', 'console'] as const;
+export type VMView = (typeof VM_VIEWS)[number];
+
 /** Reads the place from an address. An address that names no page leads to the fleet. */
 export function parsePlace(hash: string): Place {
   const [path = '', query = ''] = hash.replace(/^#\/?/, '').split('?', 2);
-  const [page = '', first = '', second = ''] = path.split('/').map(decode);
+  const [page = '', ...parts] = path.split('/').map(decode);
   const parameters = new URLSearchParams(query);
-  const place = PAGES.get(page)?.(parameters, first, second);
+  const place = PAGES.get(page)?.(parameters, parts);
   return place ?? { page: 'fleet', namespace: namespaceIn(parameters) };
 }
 
-/** Returns the place of each page, from the parameters and the two parts after the name of the page. */
-const PAGES = new Map<
-  string,
-  (parameters: URLSearchParams, first: string, second: string) => Place | undefined
->([
+/** Returns the place of each page, from the parameters and the parts after the name of the page. */
+const PAGES = new Map<string, (parameters: URLSearchParams, parts: readonly string[]) => Place | undefined>([
   [
     'vms',
-    (parameters, namespace, name) =>
+    (parameters, [namespace = '', name = '', view]) =>
       namespace === '' || name === ''
         ? {
             page: 'vms',
@@ -52,11 +58,11 @@ const PAGES = new Map<
             filter: filterIn(parameters),
             sort: sortIn(parameters),
           }
-        : { page: 'vm', namespace, name },
+        : { page: 'vm', namespace, name, view: VM_VIEWS.find((one) => one === view) },
   ],
   [
     'objects',
-    (parameters, plural) =>
+    (parameters, [plural = '']) =>
       plural === ''
         ? undefined
         : {
@@ -101,7 +107,8 @@ function decode(part: string): string {
 /** Returns the address of a place. */
 export function formatPlace(place: Place): string {
   if (place.page === 'vm') {
-    return `#/vms/${encodeURIComponent(place.namespace)}/${encodeURIComponent(place.name)}`;
+    const view = place.view === undefined ? '' : `/${place.view}`;
+    return `#/vms/${encodeURIComponent(place.namespace)}/${encodeURIComponent(place.name)}${view}`;
   }
   const query = new URLSearchParams(parametersOf(place)).toString();
   const path = place.page === 'objects' ? `objects/${encodeURIComponent(place.plural)}` : place.page;

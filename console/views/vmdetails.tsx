@@ -9,20 +9,23 @@ import type { Event } from '../../kube/core.ts';
 import type { Api } from '../data/api.ts';
 import type { LiveFleet } from '../data/fleet.ts';
 import { pauseFor, whenShown } from '../data/waits.ts';
-import { formatPlace } from '../model/place.ts';
+import { formatPlace, type Place } from '../model/place.ts';
 import { imageOf, ownerOf } from '../model/vms.ts';
 import { useChanges } from './hooks.ts';
 import { Phase } from './phase.tsx';
+import { ScreenView } from './screenview.tsx';
 import { Notice, ReadState, StaleNotice } from './states.tsx';
+import { ConsoleView } from './terminalview.tsx';
 import { VMObject, VMSnapshots } from './vmobject.tsx';
 
 interface DetailsProps {
   readonly api: Api;
   readonly fleet: LiveFleet;
-  readonly place: { readonly namespace: string; readonly name: string };
+  readonly place: Extract<Place, { page: 'vm' }>;
 }
 
-export function VMDetails({ api, fleet, place: { namespace, name } }: DetailsProps) {
+export function VMDetails({ api, fleet, place }: DetailsProps) {
+  const { namespace, name, view } = place;
   useChanges(fleet.views);
   const vm = fleet.vms.get(`${namespace}/${name}`);
   if (vm === undefined) {
@@ -48,13 +51,46 @@ export function VMDetails({ api, fleet, place: { namespace, name } }: DetailsPro
         </h1>
         <Actions api={api} vm={vm} />
       </header>
+      <Views place={place} />
+      {view === undefined ? <Overview api={api} vm={vm} /> : null}
+      {view === 'screen' ? <ScreenView api={api} vm={{ namespace, name }} /> : null}
+      {view === 'console' ? <ConsoleView api={api} vm={{ namespace, name }} /> : null}
+    </div>
+  );
+}
+
+function Overview({ api, vm }: { readonly api: Api; readonly vm: VM }) {
+  return (
+    <>
       <Diagnosis vm={vm} />
       <Facts vm={vm} />
       <VMSnapshots api={api} vm={vm} />
       <Conditions vm={vm} />
       <Events api={api} vm={vm} />
       <VMObject api={api} vm={vm} />
-    </div>
+    </>
+  );
+}
+
+const VIEWS = [
+  [undefined, 'Overview'],
+  ['screen', 'Screen'],
+  ['console', 'Console'],
+] as const;
+
+function Views({ place }: { readonly place: Extract<Place, { page: 'vm' }> }) {
+  return (
+    <nav class="views" aria-label="Views of the VM">
+      {VIEWS.map(([view, text]) => (
+        <a
+          key={text}
+          href={formatPlace({ ...place, view })}
+          {...(place.view === view && { 'aria-current': 'page' })}
+        >
+          {text}
+        </a>
+      ))}
+    </nav>
   );
 }
 

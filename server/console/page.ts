@@ -10,7 +10,12 @@ import { StatusError } from '../http/errors.ts';
 const CONSOLE_PATH = '/console/';
 
 /** Files of the bundle, with their content types. */
-const FILES = { 'console.js': START.type, 'style.css': 'text/css; charset=utf-8' } as const;
+const FILES = {
+  'console.js': START.type,
+  'style.css': 'text/css; charset=utf-8',
+  'novnc.js': START.type,
+  'novnc.LICENSE.txt': 'text/plain; charset=utf-8',
+} as const;
 type File = keyof typeof FILES;
 
 /** Folder of the bundle: beside the bundled server, or in `dist/` when the server runs from its sources. */
@@ -102,7 +107,7 @@ function pageHTML(texts: Texts): string {
   </head>
   <body>
     <noscript>This page needs JavaScript.</noscript>
-    <div id="page"></div>
+    <div id="page" data-novnc="${address('novnc.js')}"></div>
   </body>
 </html>
 `;

@@ -22,6 +22,7 @@ import {
   translateBody,
 } from './bodies.ts';
 import { UnreadBodies } from './unreadbodies.ts';
+import { routeWebSockets } from './websockets.ts';
 import { refuseMalformed, REQUEST_ID, requestIDOf, sendError, StatusError } from './errors.ts';
 
 /** Largest number of connections. At most 1,350 deployments wait, each on its own connection. The rest is for other requests. */
@@ -78,9 +79,11 @@ export function createApp({ logger, tls }: AppOptions): App {
   const app: App = fastify({
     serverFactory: (handler) => {
       const answer: Handler = (request, response) => handler(request, response);
-      return tls
+      const server = tls
         ? createServer(answer, { logger, tls: {}, connections: CONNECTIONS })
         : createServer(answer, { logger, connections: CONNECTIONS });
+      routeWebSockets(server, handler);
+      return server;
     },
     loggerInstance,
     // The framework would log two lines for each request. {@link logRequests} logs those that administrators need.

@@ -1,0 +1,100 @@
+/**
+ * Streams of a VM over a WebSocket to the server: its serial console and its screen. A stream has several channels, and the first byte of
+ * each message is the number of its channel.
+ */
+import { type Api, RefusedRequestError } from './api.ts';
+
+/** Protocols of the streams. Hosts know no other ones for them. */
+const PROTOCOLS = { console: 'v5.channel.k8s.io', vnc: 'v4.channel.k8s.io' } as const;
+/** Status with which the server answers if it would accept a WebSocket. */
+const NEEDS_WEBSOCKET = 426;
+/** Largest number of bytes in one message. The server takes 128 KiB. */
+const SENT_BYTES = 32 * 1024;
+/** Time limit in milliseconds for the question why a stream was refused. */
+const QUESTION_MILLISECONDS = 30_000;
+
+export interface VMRef {
+  readonly namespace: string;
+  readonly name: string;
+}
+
+/** State of a stream for people. */
+export type StreamState =
+  | { readonly state: 'connecting' }
+  | { readonly state: 'open' }
+  | { readonly state: 'ended'; readonly reason: string };
+
+export interface StreamEvents {
+  readonly onOpen: () => void;
+  readonly onData: (channel: number, bytes: Uint8Array<ArrayBuffer>) => void;
+  /** Called once, with the reason why the stream has ended. It is empty for an end without a reason. */
+  readonly onEnd: (reason: string) => void;
+}
+
+/** Returns the path of a stream. */
+function pathOf({ namespace, name }: VMRef, stream: keyof typeof PROTOCOLS): string {
+  return `/console/streams/namespaces/${encodeURIComponent(namespace)}/vms/${encodeURIComponent(name)}/${stream}`;
+}
+
+export class VMStream {
+  readonly #socket: WebSocket;
+
+  constructor(
+    api: Api,
+    { vm, stream, events }: { vm: VMRef; stream: keyof typeof PROTOCOLS; events: StreamEvents },
+  ) {
+    const path = pathOf(vm, stream);
+    const socket = api.webSocket(path, PROTOCOLS[stream]);
+    let isOpen = false;
+    socket.addEventListener('open', () => {
+      isOpen = true;
+      events.onOpen();
+    });
+    socket.addEventListener('message', ({ data }) => {
+      const bytes = new Uint8Array(data as ArrayBuffer);
+      events.onData(bytes[0] ?? 0, bytes.subarray(1));
+    });
+    socket.addEventListener('close', ({ reason }) => {
+      if (isOpen) {
+        events.onEnd(reason);
+      } else {
+        // A browser does not tell a page why a WebSocket was refused.
+        void whyRefused(api, path).then(events.onEnd);
+      }
+    });
+    this.#socket = socket;
+  }
+
+  get isOpen(): boolean {
+    return this.#socket.readyState === WebSocket.OPEN;
+  }
+
+  /** Sends bytes on a channel. They are dropped if the stream is not open. */
+  send(channel: number, bytes: Uint8Array): void {
+    if (!this.isOpen) {
+      return;
+    }
+    for (let at = 0; at < bytes.length; at += SENT_BYTES) {
+      const part = bytes.subarray(at, at + SENT_BYTES);
+      const message = new Uint8Array(part.length + 1);
+      message[0] = channel;
+      message.set(part, 1);
+      this.#socket.send(message);
+    }
+  }
+
+  close(): void {
+    this.#socket.close();
+  }
+}
+
+async function whyRefused(api: Api, path: string): Promise<string> {
+  try {
+    await api.get(path, AbortSignal.timeout(QUESTION_MILLISECONDS));
+  } catch (error) {
+    if (error instanceof RefusedRequestError && error.status !== NEEDS_WEBSOCKET) {
+      return error.message;
+    }
+  }
+  return 'The connection could not be opened. A proxy before the server may not pass WebSockets on';
+}

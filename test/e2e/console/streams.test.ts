@@ -1,0 +1,201 @@
+/**
+ * Screen, console and log of a VM in a real Chromium. The host is a real agent with a stand-in for its hypervisor: the screen is that of a
+ * real QEMU, and the console is a real shell. It runs on request (`make real`), because it needs Debian's package chromium. The pictures are in
+ * `dist/console-pictures/`.
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdir, mkdtemp, rm } from 'node:fs/promises';
+import { connect } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Duplex } from 'node:stream';
+import { AxeBuilder } from '@axe-core/playwright';
+import { type Browser, chromium, type Page } from 'playwright-core';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { VMS } from '../../../api/v1alpha1/resources.ts';
+import { bundleConsole } from '../../../hack/bundle.ts';
+import { type Cluster, startCluster } from '../../../hack/cluster/index.ts';
+import type { ServerProcess } from '../../../hack/cluster/program.ts';
+import { waitFor } from '../../../hack/wait.ts';
+import { PODS } from '../../../kube/core.ts';
+import { accountToken } from '../../support/members.ts';
+import { Viewer } from '../../wires/rfb.ts';
+import { machineFor, operatorClient, podFor, TestHost } from '../../worlds/agenthost.ts';
+
+const PICTURES = join(import.meta.dirname, '..', '..', '..', 'dist', 'console-pictures');
+const CHROMIUM = '/usr/bin/chromium';
+const NAMESPACE = 'platform-default';
+const VM = 'desk';
+/** Share of the pixels that may differ between two looks at a screen whose cursor blinks. */
+const BLINKING = 0.005;
+
+/** Script for the page: the size and the pixels of what noVNC has drawn. */
+const DRAWN = `(() => {
+  const canvas = document.querySelector('.screen canvas');
+  const { width: wide, height: high } = canvas;
+  return { wide, high, data: [...canvas.getContext('2d').getImageData(0, 0, wide, high).data] };
+})()`;
+
+let cluster: Cluster;
+let server: ServerProcess;
+let host: TestHost;
+let browser: Browser;
+let member: string;
+let folder: string;
+let machine: ChildProcess;
+const shells: ChildProcess[] = [];
+/** Errors and reports of the pages, for example about the content security policy. */
+const faults: string[] = [];
+
+beforeAll(async () => {
+  await mkdir(PICTURES, { recursive: true });
+  folder = await mkdtemp(join(tmpdir(), 'berth-screens-'));
+  await bundleConsole();
+  machine = startMachine();
+  cluster = await startCluster({ name: `screens-${process.pid}` });
+  server = await cluster.startServer();
+  const clientCAFile = join(cluster.directory, 'pki', 'ca.crt');
+  host = await TestHost.make(cluster, { name: 'rack-1', kubelet: { port: 0, clientCAFile } });
+  Object.assign(host.driver, { connectScreen, connectConsole: async () => connectShell() });
+  await host.start();
+  const operator = await operatorClient(cluster);
+  await operator.create(PODS, podFor(host, machineFor(NAMESPACE, VM)));
+  await cluster
+    .client()
+    .create(VMS, { metadata: { name: VM, namespace: NAMESPACE }, spec: { image: 'ubuntu' } });
+  const status = { phase: 'Running', nodeName: 'rack-1' };
+  await cluster
+    .client()
+    .mergePatch(VMS, { name: VM, namespace: NAMESPACE }, { status }, { subresource: 'status' });
+  member = await accountToken(cluster, { namespace: NAMESPACE, name: 'ann' }, { role: 'berth-role-dev' });
+  // Until the cluster has signed the agent's serving certificate, the API server does not connect to the agent.
+  await waitFor('the API server to reach the agent', async () => {
+    await cluster.kubectl(['logs', VM, '-n', NAMESPACE]);
+    return true;
+  });
+  browser = await chromium.launch({ executablePath: CHROMIUM, chromiumSandbox: false });
+});
+
+afterAll(async () => {
+  await browser?.close();
+  await server?.process.stop();
+  await host?.remove();
+  await cluster?.stop();
+  for (const one of [machine, ...shells]) {
+    one.kill('SIGKILL');
+  }
+  await rm(folder, { recursive: true, force: true });
+});
+
+/** Starts a QEMU without a disk. Its firmware writes on its screen that it finds none. */
+function startMachine(): ChildProcess {
+  return spawn(
+    'qemu-system-x86_64',
+    [
+      '-machine',
+      'pc,accel=tcg',
+      '-m',
+      '64',
+      '-display',
+      'none',
+      '-nic',
+      'none',
+      '-vnc',
+      'unix:vnc.sock,share=force-shared',
+    ],
+    { cwd: folder, stdio: 'ignore' },
+  );
+}
+
+async function connectScreen(): Promise<Duplex> {
+  const screen = connect(join(folder, 'vnc.sock'));
+  screen.on('error', () => undefined);
+  await once(screen, 'connect');
+  return screen;
+}
+
+/** Returns a shell in a terminal, as a guest has it on its serial console. */
+function connectShell(): Duplex {
+  const shell = spawn(
+    'script',
+    ['--quiet', '--flush', '--command', 'bash --norc --noediting -i', '/dev/null'],
+    {
+      env: { PATH: process.env['PATH'], TERM: 'vt220', PS1: 'guest# ' },
+      stdio: ['pipe', 'pipe', 'ignore'],
+    },
+  );
+  shells.push(shell);
+  const stream = Duplex.from({ readable: shell.stdout, writable: shell.stdin });
+  stream.on('error', () => undefined);
+  return stream;
+}
+
+/** Opens a page and signs in. `address` is the part after `#`. */
+async function open(address: string, options: object = {}): Promise<Page> {
+  const context = await browser.newContext({
+    ignoreHTTPSErrors: true,
+    viewport: { width: 1280, height: 860 },
+    ...options,
+  });
+  const page = await context.newPage();
+  page.on('pageerror', (error) => faults.push(error.message));
+  page.on('console', (message) => {
+    if (message.type() === 'error') {
+      faults.push(message.text());
+    }
+  });
+  await page.goto(`${server.url}/console/${address}`);
+  await page.getByLabel('Token').fill(member);
+  await page.getByRole('button', { name: 'Sign in', exact: true }).click();
+  return page;
+}
+
+async function violations(page: Page): Promise<string[]> {
+  const { violations: found } = await new AxeBuilder({ page }).analyze();
+  return found.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html).join(' ')}`);
+}
+
+it('draws the screen of the guest, pixel by pixel', async () => {
+  const page = await open(`#/vms/${NAMESPACE}/${VM}/screen`);
+  await page.getByText('Connected.').waitFor();
+  const viewer = await Viewer.open(await connectScreen());
+  await waitFor('the page to show what another viewer sees', async () => {
+    const { width, height, pixels } = await viewer.frame();
+    const drawn = await page.evaluate<{ wide: number; high: number; data: number[] }>(DRAWN);
+    expect([drawn.wide, drawn.high]).toEqual([width, height]);
+    let different = 0;
+    let lit = 0;
+    for (let at = 0; at < pixels.length; at += 4) {
+      // A viewer gets blue, green and red, a canvas has red, green and blue.
+      const [blue = 0, green = 0, red = 0] = pixels.subarray(at, at + 3);
+      lit += red + green + blue > 0 ? 1 : 0;
+      const isEqual = red === drawn.data[at] && green === drawn.data[at + 1] && blue === drawn.data[at + 2];
+      different += isEqual ? 0 : 1;
+    }
+    expect(lit).toBeGreaterThan(1_000);
+    expect(different / (width * height)).toBeLessThan(BLINKING);
+    return true;
+  });
+  viewer.close();
+  await page.screenshot({ path: join(PICTURES, 'screen.png') });
+  expect(await violations(page)).toEqual([]);
+  expect(faults).toEqual([]);
+  await page.context().close();
+});
+
+it('types into the console, and shows its output in place and colour', async () => {
+  const page = await open(`#/vms/${NAMESPACE}/${VM}/console`);
+  await page.getByText('Connected.').waitFor();
+  const console = page.getByRole('textbox', { name: `Console of ${VM}` });
+  await console.click();
+  await page.keyboard.type(`printf '\\033[32mgreen\\033[0m'; echo $((6 * 7))\n`);
+  await page.getByText('42', { exact: false }).waitFor();
+  await page.locator('.terminal .text-2', { hasText: 'green' }).waitFor();
+  await page.screenshot({ path: join(PICTURES, 'console.png') });
+  expect(await violations(page)).toEqual([]);
+  await page.keyboard.press('Control+]');
+  expect(await page.locator('button:focus').textContent()).toBe('Connect again');
+  expect(faults).toEqual([]);
+  await page.context().close();
+});
