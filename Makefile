@@ -51,7 +51,7 @@ nat: $(PACKAGES) prerequisites ## Tests of NAT in network namespaces (root)
 	@node hack/test.ts nat
 hostile: $(PACKAGES) prerequisites ## Hostile input to every part: HOSTILE_SEED=7 HOSTILE_SCALE=1 (all of it)
 	@node hack/test.ts hostile shares
-real: $(PACKAGES) ## The contract of the emulator with the real program: ANDROID_HOME=/opt/android-sdk
+real: $(PACKAGES) ## The contracts of emulator and tart with the real programs: ANDROID_HOME=/opt/android-sdk
 	@node hack/test.ts real
 clients: $(PACKAGES) ## Generated clients in Go and Python, and jobs of CI systems in real guests (needs Go and PyPI)
 	@node hack/test.ts clients
@@ -74,7 +74,7 @@ surface: $(PACKAGES) ## List all that users can name or read, to compare two che
 prerequisites: $(PACKAGES) ## Install the distribution packages that tests need (asks on a terminal)
 	@node hack/prerequisites.ts
 
-.PHONY: lint format generate verify manifests bundle cli
+.PHONY: lint format generate verify manifests bundle cli mac
 lint: $(PACKAGES) ## Check format, lint rules, types, prose and dead code, the programs' also without tests
 	biome format .
 	oxlint --type-aware
@@ -102,6 +102,8 @@ bundle: $(PACKAGES) ## Bundle the programs into dist/
 	node hack/bundle.ts
 cli: $(PACKAGES) ## Make the command dist/berth: PLATFORMS=linux-arm64,darwin-arm64 or all
 	@node hack/cli.ts $(if $(PLATFORMS),--platforms '$(PLATFORMS)')
+mac: $(PACKAGES) ## Make the archive of the agent for Apple hosts in dist/
+	@node hack/mac.ts
 
 .PHONY: images audit
 images: $(PACKAGES) ## Build the container images into dist/images/: BASE=image TAG=0.1.0 REGISTRY=localhost

@@ -171,8 +171,14 @@ export default defineConfig({
         // Not among the projects of all tests: it runs the real programs, which only some machines have.
         test: {
           name: 'real',
-          include: ['test/e2e/emulator/contract.test.ts', NEWER_QEMU, WARM_CLOUD, CONSOLE],
-          env: { BERTH_EMULATOR: 'real' },
+          include: [
+            'test/e2e/emulator/contract.test.ts',
+            'test/e2e/tart/contract.test.ts',
+            NEWER_QEMU,
+            WARM_CLOUD,
+            CONSOLE,
+          ],
+          env: { BERTH_EMULATOR: 'real', BERTH_TART: 'real' },
           sequence: { groupOrder: 12 },
           ...oneAtATime,
         },

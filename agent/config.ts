@@ -10,6 +10,7 @@ import { isHostName, SIGNER_NAME } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { hostPortsSchema, type PortRules } from '../api/v1alpha1/ports.ts';
 import { clusterNetworks, networkSchema } from './networkdriver.ts';
+import { askFileServer } from './disks/fileserver.ts';
 import { ownerMistakes } from './owner.ts';
 import { deniedRanges } from './network/portplan.ts';
 
@@ -33,6 +34,9 @@ const FIRST_MACHINE_USER = 65_536;
 const LAST_MACHINE_USER = 2 ** 31 - 1;
 /** Smallest number of user ids in the configured range: one for the programs that read images, and one for a machine. */
 const LEAST_MACHINE_USERS = 2;
+
+/** Path at which Homebrew installs the program `tart`. */
+export const TART = '/opt/homebrew/bin/tart';
 
 const MOVED_CIDRS =
   'Move these networks to clusterCIDRs at the top level of the file. To fetch images from a server in these networks, also name the server in images.registries';
@@ -151,7 +155,7 @@ export const configSchema = z
         /** Hypervisor of this host: `tart` for macOS and Linux on Apple silicon, or `qemu`. The default is `tart` there, and else `qemu`. */
         driver: z.enum(['qemu', 'tart']).optional(),
         /** Path of the program `tart`. */
-        tart: path.default('/opt/homebrew/bin/tart'),
+        tart: path.default(TART),
         /**
          * Range of user ids and group ids, for an agent that runs as root. The first id is for programs that read images. Each machine gets
          * one of the other ids. By default, the range begins above the ids that Linux distributions use for containers (up to 600100000),
@@ -390,7 +394,8 @@ function holds(folder: string, path: string): boolean {
  */
 function isSilent(path: string, answerMilliseconds: number): boolean {
   const limits = { timeout: answerMilliseconds, killSignal: 'SIGKILL', stdio: 'ignore' } as const;
-  return codeOf(spawnSync('stat', ['--file-system', '--', path], limits).error) === 'ETIMEDOUT';
+  const { program, parameters } = askFileServer(path);
+  return codeOf(spawnSync(program, parameters, limits).error) === 'ETIMEDOUT';
 }
 
 /**

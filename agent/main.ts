@@ -1,18 +1,19 @@
 /**
  * `node agent/main.ts --config FILE`: runs the agent, which makes this computer a host of VMs. A signal stops the agent, but its VMs
- * continue to run.
+ * continue to run. `node agent/main.ts doctor [--config FILE] [--output json]` checks the computer instead, and changes nothing.
  */
 import '../base/threads.ts';
 import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
-import { parseArgs } from 'node:util';
 import { ReasonedError } from '../api/v1alpha1/reasons.ts';
 import { ConfigError } from '../base/config.ts';
 import { programLogger } from '../base/log.ts';
 import { surviveRejections } from '../kube/program.ts';
 import { keepReserve } from '../base/files.ts';
 import { runAgent, createParts } from './agent.ts';
+import { parseCommandLine } from './commandline.ts';
 import { loadConfig } from './config.ts';
+import { checkHost } from './doctor/doctor.ts';
 import { HostUnfitError } from './fitness.ts';
 import { rememberOwner } from './owner.ts';
 import { LockedError, lockDataDirectory } from './processes/lock.ts';
@@ -23,12 +24,17 @@ const EXIT_FAILURE = 1;
 /** Exit code for a wrong configuration or command line. A restart does not help until a person corrects the mistake. */
 const EXIT_MISUSE = 2;
 
-function readArguments(): string {
-  const { values } = parseArgs({ options: { config: { type: 'string' } } });
-  if (values.config === undefined) {
-    throw new ConfigError('The command line', ['--config FILE is missing']);
-  }
-  return values.config;
+/** Runs the command of the command line. Returns the exit code. @throws ConfigError when the command line is wrong. */
+async function runCommand(): Promise<number> {
+  const command = parseCommandLine(process.argv.slice(2));
+  return command.name === 'run'
+    ? await run(command.config)
+    : await checkHost(command.config, command.output, print);
+}
+
+/** Resolves when the text is written. Otherwise the end of the process could cut it off. */
+async function print(text: string): Promise<void> {
+  await new Promise<void>((resolve) => void process.stdout.write(text, () => resolve()));
 }
 
 async function run(file: string): Promise<number> {
@@ -72,12 +78,17 @@ function isForPeople(error: unknown): error is Error {
   );
 }
 
-try {
-  process.exitCode = await run(readArguments());
-} catch (error) {
-  const text = isForPeople(error) ? error.message : String(error instanceof Error ? error.stack : error);
-  process.stderr.write(`${text}\n`);
-  process.exitCode = error instanceof ConfigError ? EXIT_MISUSE : EXIT_FAILURE;
+async function main(): Promise<void> {
+  try {
+    process.exitCode = await runCommand();
+  } catch (error) {
+    const text = isForPeople(error) ? error.message : String(error instanceof Error ? error.stack : error);
+    process.stderr.write(`${text}\n`);
+    process.exitCode = error instanceof ConfigError ? EXIT_MISUSE : EXIT_FAILURE;
+  }
+  // `process.exit` is necessary, because an open socket of a hypervisor or an open log would keep the process alive.
+  process.exit();
 }
-// `process.exit` is necessary, because an open socket of a hypervisor or an open log would keep the process alive.
-process.exit();
+
+// The build of executables turns this file into a CommonJS module, so `await` is not possible at the top level.
+void main();

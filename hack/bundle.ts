@@ -24,7 +24,7 @@ export const ENTRY_POINTS = {
  * The parts of undici that the programs use. The whole library also has fetch, WebSockets, caches and mocks. Without them, a program needs
  * 10 MB less memory.
  */
-const UNDICI = `
+export const UNDICI = `
   import api from 'undici/lib/api/index.js';
   import Dispatcher from 'undici/lib/dispatcher/dispatcher.js';
   Object.assign(Dispatcher.prototype, api);

@@ -3,8 +3,10 @@ import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { availableParallelism, cpus, machine, platform, release, totalmem } from 'node:os';
 import { hasCode, undefinedIfSync } from '../../base/errors.ts';
+import { run } from '../../base/exec.ts';
 import type { NodeSystemInfo } from '../../kube/core.ts';
 import type { Architecture } from '../drivers/driver.ts';
+import { hostBootId } from '../processes/process.ts';
 
 export interface HostFacts {
   architecture: Architecture;
@@ -37,23 +39,54 @@ export async function hostFacts(
 ): Promise<HostFacts> {
   const disk = await statfs(config.dataDirectory);
   const architecture = config.architecture ?? nativeArchitecture();
-  const machineID = firstLine('/etc/machine-id');
+  const { osImage, machineID, bootID, hugePageBytes } =
+    process.platform === 'darwin' ? await readMac() : readLinux();
   return {
     architecture,
     system: {
       architecture,
       operatingSystem: platform(),
-      osImage: osImage(),
+      osImage,
       kernelVersion: release(),
       kubeProxyVersion: '',
       containerRuntimeVersion: hypervisor,
       machineID,
       systemUUID: machineID,
-      bootID: firstLine('/proc/sys/kernel/random/boot_id'),
+      bootID,
     },
     cpus: processors(),
-    memoryBytes: totalmem() - hugePageBytes(),
+    memoryBytes: totalmem() - hugePageBytes,
     diskBytes: disk.bsize * disk.blocks,
+  };
+}
+
+/** Facts that each operating system tells in its own way. */
+interface SystemFacts {
+  osImage: string;
+  machineID: string;
+  bootID: string;
+  hugePageBytes: number;
+}
+
+/** Time limit of the programs that print facts of macOS. They usually answer within milliseconds. */
+const PROGRAM = { timeoutMilliseconds: 5_000 };
+
+async function readMac(): Promise<SystemFacts> {
+  const [version, device, bootID] = await Promise.all([
+    run('sw_vers', ['-productVersion'], PROGRAM),
+    run('ioreg', ['-rd1', '-c', 'IOPlatformExpertDevice'], PROGRAM),
+    hostBootId(),
+  ]);
+  const [, machineID = ''] = /"IOPlatformUUID" = "([^"]+)"/.exec(device) ?? [];
+  return { osImage: `macOS ${version.trim()}`, machineID, bootID, hugePageBytes: 0 };
+}
+
+function readLinux(): SystemFacts {
+  return {
+    osImage: readImageName(),
+    machineID: firstLine('/etc/machine-id'),
+    bootID: firstLine('/proc/sys/kernel/random/boot_id'),
+    hugePageBytes: readHugePageBytes(),
   };
 }
 
@@ -69,12 +102,12 @@ function processors(): number {
  * Returns the memory that the host has set aside for huge pages. Machines cannot use it, because QEMU gets normal pages. A kubelet leaves
  * this memory out, too.
  */
-function hugePageBytes(): number {
+function readHugePageBytes(): number {
   const [, kibibytes = 0] = /^Hugetlb:\s+(\d+) kB$/m.exec(readIfThere('/proc/meminfo')) ?? [];
   return Number(kibibytes) * 1024;
 }
 
-function osImage(): string {
+function readImageName(): string {
   const line = readIfThere('/etc/os-release')
     .split('\n')
     .find((text) => text.startsWith('PRETTY_NAME='));

@@ -40,7 +40,7 @@ export class UsageReader {
 
   /** Returns the usage of each machine by its uid. A machine that has just ended is left out. */
   async machines(running: readonly RunningMachine[]): Promise<Map<string, Usage>> {
-    this.#hierarchies ??= findHierarchies(this.#search);
+    this.#hierarchies ??= this.#find();
     const hierarchies = await this.#hierarchies;
     const found = new Map<string, Usage>();
     const ungrouped: RunningMachine[] = [];
@@ -62,6 +62,10 @@ export class UsageReader {
       }
     }
     return found;
+  }
+
+  async #find(): Promise<Hierarchy[]> {
+    return process.platform === 'linux' ? await findHierarchies(this.#search) : [];
   }
 }
 

@@ -1,6 +1,6 @@
 /**
- * Packages the command `berth`: one bundle with the licences of the packages in it. From this bundle come an executable file, with Node.js
- * around it ("single executable application"), and an npm package for machines that have Node.js.
+ * Packages the command `berth` and the agent: one bundle each, with the licences of the packages in it. From a bundle comes an executable
+ * file, with Node.js around it ("single executable application"). The command is also an npm package for machines that have Node.js.
  */
 import {
   chmod,
@@ -16,13 +16,14 @@ import {
 } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
 import packageJson from '../../package.json' with { type: 'json' };
 import { run } from '../guest/run.ts';
 import { DARWIN_VERSION, LINUX_VERSION, nodeFiles, ownPlatform, type Platform } from './nodes.ts';
 import { build } from 'esbuild';
-import { replacing } from '../bundle.ts';
+import { ENTRY_POINTS, replacing, UNDICI } from '../bundle.ts';
+import { signAdHoc } from './macho.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 /** Time limit of a program in milliseconds. The slowest step is the injection into a Mac's binary of 150 MB on a busy machine. */
@@ -31,7 +32,6 @@ const STEP_MILLISECONDS = 120_000;
 const LIMIT_BYTES = 130_000_000;
 /** Mark in the binary of Node.js that says whether it has a program inside. */
 const FUSE = 'NODE_SEA_FUSE_fce680ab2cc467b6e072b8b5df1996b2';
-const SIGNING = 'cargo install apple-codesign --version 0.29.0 --locked --no-default-features';
 
 export interface Executable {
   readonly path: string;
@@ -39,19 +39,26 @@ export interface Executable {
   readonly nodeVersion: string;
 }
 
+/** Programs of which there are executables, by the names of their files. */
+type ProgramName = 'berth' | 'berth-agent';
+
 /**
- * Writes `berth` for the platform into the folder, and `LICENSES.txt` with the licences of its parts.
+ * Writes the program for the platform into the folder, and `LICENSES.txt` with the licences of its parts.
  *
  * @throws Error when a program is missing, or when the executable is too large.
  */
-export async function makeExecutable(platform: Platform, folder: string): Promise<Executable> {
+export async function makeExecutable(
+  platform: Platform,
+  folder: string,
+  program: ProgramName = 'berth',
+): Promise<Executable> {
   const isMac = platform.startsWith('darwin');
   const nodeVersion = isMac ? DARWIN_VERSION : LINUX_VERSION;
   const node = await nodeFiles(platform, nodeVersion);
   const work = await mkdtemp(join(tmpdir(), 'berth-executable-'));
   try {
-    const { path: main, inputs } = await bundleCommand(work);
-    const made = join(work, 'made', 'berth');
+    const { path: main, inputs } = await bundleProgram(program, work);
+    const made = join(work, 'made', program);
     await cp(node.executable, made);
     await (isMac ? injectIntoMac : injectIntoLinux)({ platform, main, made, nodeVersion, work });
     const { size: bytes } = await stat(made);
@@ -59,7 +66,7 @@ export async function makeExecutable(platform: Platform, folder: string): Promis
       throw new Error(`the executable for ${platform} has ${bytes} bytes, and may have ${LIMIT_BYTES}`);
     }
     await chmod(made, 0o755);
-    const path = join(folder, 'berth');
+    const path = join(folder, program);
     // The file is copied and then renamed. The folder can be on another file system, and the old file can be running.
     await copyFile(made, `${path}.partial`);
     await rename(`${path}.partial`, path);
@@ -100,17 +107,7 @@ async function injectIntoMac({ main, made, nodeVersion, work }: Injection): Prom
   const output = `${made}.injected`;
   const config = await configFile(work, { main, output, executable: made, useCodeCache: false });
   await step(builder, '--build-sea', config);
-  await rename(output, made);
-  try {
-    // A Mac with an ARM processor runs no program without a signature. This signature has no identity.
-    await step('rcodesign', 'sign', '--binary-identifier', 'berth', made);
-  } catch (error) {
-    throw codeOf(error) === 'ENOENT'
-      ? new Error(`a Mac's executable has to be signed by rcodesign, which is missing: ${SIGNING}`, {
-          cause: error,
-        })
-      : error;
-  }
+  await writeFile(made, signAdHoc(await readFile(output), basename(made)));
 }
 
 async function configFile(work: string, config: object): Promise<string> {
@@ -185,20 +182,32 @@ const LIGHT: Readonly<Record<string, string>> = {
   'prom-client': `export * from './hack/cli/light/prom-client.ts';`,
 };
 
-interface CommandBundle {
+/** Module with which each program begins, and the libraries of which it has only parts. */
+const PROGRAMS: Readonly<Record<ProgramName, { entry: string; libraries: typeof LIGHT }>> = {
+  berth: { entry: join(ROOT, 'cli', 'main.ts'), libraries: LIGHT },
+  'berth-agent': { entry: ENTRY_POINTS.agent, libraries: { undici: UNDICI } },
+};
+
+interface ProgramBundle {
   readonly path: string;
   /** Paths of the files in the bundle, relative to the folder of the project. */
   readonly inputs: readonly string[];
 }
 
+/** Writes the command as `berth` into the folder. */
+export async function bundleCommand(folder: string): Promise<ProgramBundle> {
+  return await bundleProgram('berth', folder);
+}
+
 /**
- * Writes the command as `berth` into the folder. It is a script of type CommonJS, because an executable of Node.js takes no other. Each
+ * Writes a program under its name into the folder. It is a script of type CommonJS, because an executable of Node.js takes no other. Each
  * lazy import stays lazy in it.
  */
-export async function bundleCommand(folder: string): Promise<CommandBundle> {
-  const path = join(folder, 'berth');
+async function bundleProgram(name: ProgramName, folder: string): Promise<ProgramBundle> {
+  const path = join(folder, name);
+  const { entry, libraries } = PROGRAMS[name];
   const { metafile } = await build({
-    entryPoints: [join(ROOT, 'cli', 'main.ts')],
+    entryPoints: [entry],
     outfile: `${path}.cjs`,
     absWorkingDir: ROOT,
     bundle: true,
@@ -211,7 +220,7 @@ export async function bundleCommand(folder: string): Promise<CommandBundle> {
     legalComments: 'none',
     logLevel: 'warning',
     metafile: true,
-    plugins: [replacing(LIGHT)],
+    plugins: [replacing(libraries)],
   });
   await rename(`${path}.cjs`, path);
   await chmod(path, 0o755);

@@ -100,7 +100,8 @@ export const ORDER: Readonly<Record<string, string>> = {
   operator:
     'config < objects < tasks roles < image host < podbacked < vm < snapshot server imagecache imagestorage certificates emulator foreignpods < pool < .',
   'operator/server': 'drivers < . < demand',
-  agent: 'disks processes seed < console network < drivers images < tasks < pods node identity < kubelet < .',
+  agent:
+    'disks processes seed < console network < drivers images < tasks < pods node identity < kubelet < . < doctor < main.ts',
   'agent/drivers': '. < qemu emulator tart',
   'agent/images': 'oci < layouts < local < sources < .',
   'agent/kubelet': 'streams < .',

@@ -158,7 +158,8 @@ export interface TestHostSettings {
   [setting: string]: unknown;
 }
 
-async function approveRequests(cluster: Cluster, node: string, signal: AbortSignal): Promise<void> {
+/** Approves the certificate requests of a host until the signal aborts, as the operator would do. */
+export async function approveRequests(cluster: Cluster, node: string, signal: AbortSignal): Promise<void> {
   const client = cluster.client();
   while (!signal.aborted) {
     try {

@@ -50,7 +50,8 @@ interface DisplaySupport {
   vncMaximum: { width: number; height: number };
 }
 
-const BINARIES: Record<Architecture, string> = {
+/** Names of the programs of QEMU. */
+export const BINARIES: Record<Architecture, string> = {
   amd64: 'qemu-system-x86_64',
   arm64: 'qemu-system-aarch64',
 };

@@ -12,6 +12,7 @@ import { imageMemorySchema } from '../../../api/v1alpha1/task.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
 import { copyHashed, StalledReadError } from '../../disks/sparse.ts';
 import { STAT_BLOCK_BYTES } from '../../disks/diskio.ts';
+import { askFileServer } from '../../disks/fileserver.ts';
 import { memoryIn } from '../layouts/pull.ts';
 import {
   DESCRIPTION_LIMITS,
@@ -346,8 +347,8 @@ const ANSWER_MILLISECONDS = 120_000;
 export async function requireAnswer(folder: string, signal: AbortSignal): Promise<void> {
   const limits = { timeoutMilliseconds: ANSWER_MILLISECONDS, signal };
   try {
-    // With `--file-system`, the kernel asks the server, and does not answer from its cache.
-    await run('stat', ['--file-system', '--', folder], limits);
+    const { program, parameters } = askFileServer(folder);
+    await run(program, parameters, limits);
   } catch (error) {
     signal.throwIfAborted();
     if (error instanceof ProgramError && error.exceeded === 'time') {

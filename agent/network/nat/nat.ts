@@ -315,8 +315,8 @@ async function isThere(path: string, mode: number): Promise<boolean> {
   );
 }
 
-/** Checks all requirements on the host. @throws ReasonedError `NetworkUnavailable` with all missing requirements when some are missing. */
-async function requireHost(): Promise<void> {
+/** Returns what the driver needs and this host lacks, in words. */
+export async function missingForNat(): Promise<string[]> {
   const missing: string[] = [];
   if (process.geteuid?.() !== 0) {
     missing.push('the rights of root');
@@ -329,6 +329,12 @@ async function requireHost(): Promise<void> {
   if (!(await isThere(TUN_DEVICE, constants.R_OK + constants.W_OK))) {
     missing.push(`the device ${TUN_DEVICE}`);
   }
+  return missing;
+}
+
+/** Checks all requirements on the host. @throws ReasonedError `NetworkUnavailable` with all missing requirements when some are missing. */
+async function requireHost(): Promise<void> {
+  const missing = await missingForNat();
   if (missing.length > 0) {
     throw new ReasonedError(
       'NetworkUnavailable',
