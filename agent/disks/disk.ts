@@ -36,6 +36,12 @@ export interface MemoryFiles extends ImageMemory {
 /** Names of the files beside the disk of an image in the layout of Tart: the configuration of its machine, and the variables of the firmware. */
 export const TART_FILES = { config: 'config.json', variables: 'nvram.bin' } as const;
 
+/** Files of a machine of an Apple host beside its disk: its configuration, and the variables of its firmware. */
+export interface MachineFiles {
+  config: string;
+  variables: string;
+}
+
 /** Image from which the agent clones the disks of machines. */
 export interface BaseImage {
   /** Absent if the image has only a disk. */

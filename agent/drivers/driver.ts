@@ -4,7 +4,7 @@ import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { ConsoleLog } from '../console/store.ts';
-import type { BaseImage, MemoryFiles } from '../disks/disk.ts';
+import type { BaseImage, MachineFiles, MemoryFiles } from '../disks/disk.ts';
 import type { GuestNetwork, NamespaceNetwork } from '../network/network.ts';
 import type { SeedFiles } from '../seed/seed.ts';
 
@@ -159,6 +159,8 @@ export interface CopyOptions {
   target: string;
   /** Paths of the files for the memory of a running machine. If absent, only the disk is copied. */
   memory?: Pick<MemoryFiles, 'ram' | 'state'>;
+  /** Paths for the files that the machine has beside its disk. A driver whose machines have none ignores them. */
+  machine?: MachineFiles;
   /** Uid of the snapshot whose disk is copied. If absent, the present disk is copied. */
   snapshot?: string | undefined;
   signal: AbortSignal;
@@ -178,6 +180,8 @@ export interface DiskCopy {
   virtualSizeBytes: number;
   /** Set if the memory was copied. Disk and memory are of the same moment. */
   memory?: MemoryFiles;
+  /** Set if the machine has files beside its disk. */
+  machine?: MachineFiles;
 }
 
 /** A snapshot of a machine's disk, and perhaps of its memory. It stays with the machine. */

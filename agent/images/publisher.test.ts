@@ -71,6 +71,15 @@ describe('a disk in the folder of the image storage', () => {
     expect(classOf('TaskFailed', 'Image')).toBe('passing');
   });
 
+  it('is not stored if it has a machine beside it, because the folder would lose the machine', async () => {
+    const machine = { config: join(root, 'config.json'), variables: join(root, 'nvram.bin') };
+    const disk = { path: join(root, 'disk.raw'), virtualSizeBytes: DISK_BYTES, machine };
+    const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
+    const stored = publisher().store({ type: 'folder', path: PATH }, disk, options);
+    await expect(stored).rejects.toMatchObject({ reason: 'TaskFailed' });
+    expect(await readdir(storageFolder)).toEqual([]);
+  });
+
   it('is not stored if the folder is missing, because the agent of a Pod without the mount would lose it', async () => {
     await rm(storageFolder, { recursive: true });
     await expect(store()).rejects.toThrow(

@@ -82,6 +82,7 @@ export class Publisher {
    */
   async store(target: StoragePlace, disk: RawDisk, options: StoringOptions): Promise<Published> {
     if (target.type === 'folder') {
+      requireOnlyDisk(disk);
       return await this.#storeFile(target.path, disk, options);
     }
     const { reference, keyring } = target;
@@ -244,6 +245,16 @@ export class Publisher {
 
 function partialOf(file: string): string {
   return `${file}.partial`;
+}
+
+/** Refuses a disk with a machine beside it. @throws ReasonedError `TaskFailed` */
+function requireOnlyDisk({ machine }: RawDisk): void {
+  if (machine !== undefined) {
+    throw new ReasonedError(
+      'TaskFailed',
+      'The image storage is a folder, which takes only disks. An image of an Apple host has more than a disk, so set a registry as image storage',
+    );
+  }
 }
 
 /**

@@ -8,11 +8,12 @@ import type { DriverOfVMs, MachineFolder } from '../drivers/driver.ts';
 import { convertToRaw, markArgument } from '../disks/qemuimg.ts';
 import { allocatedBytes, folderBytes } from '../disks/diskio.ts';
 import type { RawDisk } from '../images/layouts/publish.ts';
+import { machineBeside, machineIn } from '../images/layouts/artifactmachine.ts';
 import { memoryIn } from '../images/layouts/pull.ts';
 import type { Publisher, PublishingOptions, StoringOptions } from '../images/publisher.ts';
 import { killByArgument } from '../processes/process.ts';
 import type { MachineUsers } from '../processes/users.ts';
-import type { BaseImage, MemoryFiles } from '../disks/disk.ts';
+import type { BaseImage, MachineFiles, MemoryFiles } from '../disks/disk.ts';
 import type { ImageStore } from '../images/store.ts';
 import { type TaskContext, tenantOf } from './runner.ts';
 
@@ -58,7 +59,8 @@ export async function withImage(
 ): Promise<TaskReport> {
   const { virtualSizeBytes, memory } = base;
   const mark = await freshMark(context);
-  const disk = { path: base.path, virtualSizeBytes, architecture, memory };
+  const machine = await machineBeside(base.path);
+  const disk = { path: base.path, virtualSizeBytes, architecture, memory, ...(machine && { machine }) };
   if (base.format === 'raw') {
     return await use(disk, { signal: context.signal, onProgress: context.progress, mark });
   }
@@ -106,21 +108,24 @@ export async function withMachine(
   const mark = await freshMark(context);
   // While the memory is prepared, it is on the disk twice.
   const bytes = (await driver.copyBytes(folder, snapshot)) + (isMemoryAsked ? 2 * memoryBytes : 0);
-  return await withCopy(host, { bytes, context }, async ({ path: target, ram, state }, options) => {
+  return await withCopy(host, { bytes, context }, async (files, options) => {
+    const { path: target, ram, state, config, variables } = files;
     context.log(`Copying the disk${isMemoryAsked ? ' and the memory' : ''} of VM ${vm.namespace}/${vm.name}`);
-    const { consistency, virtualSizeBytes, memory } = await driver.copyDisk(folder, {
+    const copied = await driver.copyDisk(folder, {
       target,
+      machine: { config, variables },
       ...(isMemoryAsked && { memory: { ram, state }, onStep: context.log }),
       snapshot,
       ...options.copying,
     });
+    const { consistency, memory, ...rest } = copied;
     if (isMemoryAsked && memory === undefined) {
       throw new ReasonedError('NoMemory', `VM ${vm.namespace}/${vm.name} does not run, so it has no memory`);
     }
     context.log(CONSISTENCIES[consistency]);
     const { architecture = host.architecture, os } = machine;
     const report = await use(
-      { path: target, virtualSizeBytes, architecture, os, memory },
+      { path: target, architecture, os, memory, ...rest },
       { ...options.publishing, mark },
     );
     return { ...report, consistency, message: CONSISTENCIES[consistency] };
@@ -144,8 +149,8 @@ interface Halves {
   publishing: PublishingOptions;
 }
 
-/** Paths of the files of a copy: the disk, and the files for the memory. */
-type CopyFiles = { path: string } & Pick<MemoryFiles, 'ram' | 'state'>;
+/** Paths of the files of a copy: the disk, the files for the memory, and those of a machine beside its disk. */
+type CopyFiles = { path: string } & Pick<MemoryFiles, 'ram' | 'state'> & MachineFiles;
 
 async function withCopy(
   host: DiskHost,
@@ -153,7 +158,7 @@ async function withCopy(
   use: (files: CopyFiles, options: Halves) => Promise<TaskReport>,
 ): Promise<TaskReport> {
   const { folder } = context;
-  const files = { path: join(folder, 'disk.raw'), ...memoryIn(folder) };
+  const files = { path: join(folder, 'disk.raw'), ...memoryIn(folder), ...machineIn(folder) };
   const removeFiles = async (): Promise<void> => {
     await Promise.all(Object.values(files).map(async (file) => await rm(file, { force: true })));
   };

@@ -90,6 +90,21 @@ test('a push of an image with memory takes the memory with it, and reports it', 
   expect(report.memory).toEqual(SAVED);
 });
 
+test('a push of an image of an Apple host takes the files beside its disk with it', async () => {
+  const disk = join(folder, 'disk');
+  const machine = { config: join(folder, 'config.json'), variables: join(folder, 'nvram.bin') };
+  await Promise.all(Object.values(machine).map(async (path) => await writeFile(path, 'x')));
+  const base = { path: disk, digest: MANIFEST, format: 'raw', virtualSizeBytes: 512 };
+  const images = { ensure: async () => base, cloned: vi.fn(), release: vi.fn() };
+  const push = vi.fn(async (_to: unknown, _disk: RawDisk) => ({}));
+  const host = { images, publisher: { push }, keyring: async () => Keyring.parse([]) } as unknown as TaskHost;
+  const context = { uid: 'u', pod: POD, log: vi.fn(), progress: vi.fn() } as unknown as TaskContext;
+  const reference = 'registry.example/team/disk:1';
+  const image = { source: { type: 'storedArtifact', reference }, format: 'Auto' } as const;
+  await taskWork(host)({ apiVersion: TASK_API_VERSION, type: 'push', image, reference }, context);
+  expect(push.mock.calls[0]?.[1].machine).toEqual(machine);
+});
+
 test('a copy of the disk of a VM that is not on this host fails because there is no machine', async () => {
   const host = { machineOf: () => undefined } as unknown as TaskHost;
   const vm = { namespace: 'platform-ci', name: 'builder', uid: 'v' };

@@ -17,6 +17,7 @@ import { allocatedBytes } from '../../disks/diskio.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import {
   type Accelerator,
+  type CopyOptions,
   type DiskCopy,
   type DiskSnapshot,
   type DriverOfVMs,
@@ -36,6 +37,7 @@ import {
 import { requireLogWriter } from '../machineprocess.ts';
 import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
 import { diskOf, ecidOf, installFiles, isInstalled, makeFiles, STATE_FILE, type TartState } from './files.ts';
+import { TartCopies } from './copies.ts';
 import { needsEcid } from './identity.ts';
 import { NO_SUSPENSION, type TartContext, TartMachine } from './machine.ts';
 import { endInstallation, guestAddress, renewEcid, tart, type TartProgram } from './program.ts';
@@ -57,6 +59,7 @@ export interface TartDriverOptions {
 
 interface Held {
   machine: TartMachine;
+  copies: TartCopies;
   console: ConsoleStore;
 }
 
@@ -114,12 +117,12 @@ export class TartDriver implements DriverOfVMs {
 
   async start(folder: MachineFolder, plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
     if ((await this.inspect(folder)).kind !== 'running') {
-      await this.#inPlace(folder, async (machine) => await machine.start(plan, signal), signal);
+      await this.#begin(folder, async (machine) => await machine.start(plan, signal), signal);
     }
   }
 
   async resume(folder: MachineFolder, plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
-    await this.#inPlace(folder, async (machine) => await machine.resume(plan, signal), signal);
+    await this.#begin(folder, async (machine) => await machine.resume(plan, signal), signal);
   }
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
@@ -157,13 +160,17 @@ export class TartDriver implements DriverOfVMs {
     if (snapshot !== undefined) {
       throw new ReasonedError('SnapshotNotFound', 'A host with the driver tart has no snapshots');
     }
-    await this.#of(folder).machine.stop({ graceMilliseconds: 0 });
-    await this.#make(folder, plan, base);
+    const { machine, copies } = this.#of(folder);
+    await copies.exclusively(async () => {
+      await machine.stop({ graceMilliseconds: 0 });
+      await this.#make(folder, plan, base);
+    });
   }
 
   async delete(folder: MachineFolder): Promise<void> {
-    const { machine, console } = this.#of(folder);
+    const { machine, console, copies } = this.#of(folder);
     machine.state.ignoreReadErrors();
+    await copies.interrupt('The machine was deleted');
     await machine.end();
     if ((await machine.state.readIfPossible()) === undefined) {
       await endInstallation(folder.uid);
@@ -232,11 +239,10 @@ export class TartDriver implements DriverOfVMs {
     return await allocatedBytes(diskOf(this.#of(folder).machine.bundle));
   }
 
-  async copyDisk(): Promise<DiskCopy> {
-    throw new ReasonedError(
-      'CopyFailed',
-      'A host with the driver tart does not copy the disks of its machines',
-    );
+  async copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy> {
+    const { machine, copies } = this.#of(folder);
+    const inspect = async (): Promise<MachineState> => await this.inspect(folder);
+    return await copies.run({ bundle: machine.bundle, inspect }, options);
   }
 
   async connectConsole(): Promise<Duplex> {
@@ -264,7 +270,8 @@ export class TartDriver implements DriverOfVMs {
   }
 
   async close(): Promise<void> {
-    for (const { machine, console } of this.#held.values()) {
+    for (const { machine, console, copies } of this.#held.values()) {
+      await copies.interrupt('The agent is stopping');
       machine.close();
       console.close();
     }
@@ -279,6 +286,7 @@ export class TartDriver implements DriverOfVMs {
     }
     const made = {
       machine: new TartMachine(folder, this.#context),
+      copies: new TartCopies(),
       console: new ConsoleStore(folder.path, { of: 'machine', logger: this.#context.logger }),
     };
     this.#held.set(folder.uid, made);
@@ -304,6 +312,16 @@ export class TartDriver implements DriverOfVMs {
       made.ecid = await ecidOf(bundle);
     }
     await machine.state.replace(made);
+  }
+
+  /** Starts a machine once no copy of its disk is under way. */
+  async #begin(
+    folder: MachineFolder,
+    begin: (machine: TartMachine) => Promise<void>,
+    signal: AbortSignal | undefined,
+  ): Promise<void> {
+    const { copies } = this.#of(folder);
+    await copies.exclusively(async () => await this.#inPlace(folder, begin, signal), signal);
   }
 
   /**

@@ -3,7 +3,8 @@
  * Every other chunk is stored as a layer, which consists of one zstd frame. Chunks with the same content share a layer. The configuration
  * has the format of an image configuration, so that tools for images can read it. In container images, `rootfs.diff_ids` contains the
  * digests of the uncompressed archives. Here it contains the digests of the uncompressed chunks. Fields that only a disk has are below the
- * key `dev.berth.disk`. If the image also has memory, its fields are below the key `dev.berth.memory` (artifactmemory.ts).
+ * key `dev.berth.disk`. If the image also has memory, its fields are below the key `dev.berth.memory` (artifactmemory.ts). If it is from an
+ * Apple host, those of its machine are below the key `dev.berth.machine` (artifactmachine.ts).
  *
  * A pull fetches the chunks in parallel, verifies each chunk, and writes it at its offset on the disk.
  */
@@ -17,6 +18,7 @@ import type { Repository } from '../oci/repository.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { listOf, type Manifest, printable, readDocument } from '../oci/manifests.ts';
 import { type Chunk, copyLocal, type RemoteChunk, writeChunkTable } from './chunks.ts';
+import { MACHINE_FIELDS, MACHINE_KEY, machineIn, writeMachineConfig } from './artifactmachine.ts';
 import { MEMORY_KEY, pullState, type RemoteState } from './artifactmemory.ts';
 import { checkArchitecture, checkDigest, memoryIn, type PlanPull, type PullOptions } from './pull.ts';
 import { type Journal, makeDisk, unfinished } from './journal.ts';
@@ -88,6 +90,8 @@ const memoryLayoutSchema = z.strictObject({
 });
 type MemoryLayout = z.infer<typeof memoryLayoutSchema>;
 
+const machineLayoutSchema = z.strictObject({ ...MACHINE_FIELDS, ...CHUNKED });
+
 const diskConfigSchema = z.object({
   architecture: z.string(),
   /** Operating system of the guest, or `unknown` when it was not specified. */
@@ -95,6 +99,7 @@ const diskConfigSchema = z.object({
   rootfs: z.object({ type: z.literal('layers'), diff_ids: listOf(z.string().refine(isSha256), LAYER_LIMIT) }),
   'dev.berth.disk': layoutSchema,
   [MEMORY_KEY]: memoryLayoutSchema.optional(),
+  [MACHINE_KEY]: machineLayoutSchema.optional(),
 });
 export type DiskConfig = z.infer<typeof diskConfigSchema>;
 
@@ -111,6 +116,9 @@ export function chunksAtOnce(chunkSize: number): number {
 export function compressedLimit(length: number): number {
   return length + Math.ceil(length / 256) + 1024;
 }
+
+/** Part of an artifact that is cut into chunks. */
+type Part = 'disk' | 'memory' | 'machine';
 
 interface DiskChunk {
   /** Index of the chunk on the disk, from 0. */
@@ -129,7 +137,7 @@ interface DiskChunk {
 export function chunksOf(
   { virtualSize, chunkSize, map }: DiskLayout,
   layers: number,
-  what: 'disk' | 'memory' = 'disk',
+  what: Part = 'disk',
 ): DiskChunk[] {
   const last = Math.ceil(virtualSize / chunkSize) - 1;
   let before = -1;
@@ -207,13 +215,14 @@ export const planArtifact: PlanPull = async (
   const what = 'The configuration of the disk artifact';
   const config = readDocument(diskConfigSchema, bytes, CONFIG_LIMITS, what);
   checkArchitecture(repository.name, config.architecture, architecture);
-  const { disk, memory } = partsOf(config, manifest);
+  const { disk, memory, machine } = partsOf(config, manifest);
   const fetched = withMemory ? memory : undefined;
-  const layers = new Map([...disk.chunks, ...(fetched?.chunks ?? [])].map((one) => [one.digest, one.size]));
+  const files = [disk, fetched, machine].filter((file) => file !== undefined);
+  const layers = new Map(files.flatMap(({ chunks }) => chunks).map((one) => [one.digest, one.size]));
   return {
     ...(memory && { memory: memory.described }),
     downloadBytes: sumOf([...layers.values()]) + (fetched?.state.size ?? 0),
-    roomBytes: roomOf(disk) + (fetched === undefined ? 0 : roomOf(fetched) + fetched.state.length),
+    roomBytes: sumOf(files.map(roomOf)) + (fetched?.state.length ?? 0),
     run: async (target, options) => {
       await makeDisk(target, digest, async (journal) => {
         const written: Written = new Map();
@@ -222,6 +231,10 @@ export const planArtifact: PlanPull = async (
           const { folder } = target;
           await pullState(repository, fetched.state, { folder, journal }, options);
           await pull({ ...fetched, path: memoryIn(folder).ram }, pulling);
+        }
+        if (machine !== undefined) {
+          await pull({ ...machine, path: machineIn(target.folder).variables }, pulling);
+          await writeMachineConfig(target.folder, machine.config);
         }
         await pull({ ...disk, path: unfinished(target) }, pulling);
         await writeChunkTable(target, disk.chunks);
@@ -251,17 +264,33 @@ interface RemoteMemory extends ChunkedFile {
   state: RemoteState;
 }
 
+interface RemoteMachine extends ChunkedFile {
+  /** Configuration of the machine, as JSON. */
+  config: string;
+}
+
 function roomOf({ chunks }: ChunkedFile): number {
   return sumOf(chunks.map(({ length }) => length));
 }
 
-/** Returns the disk and the memory of an artifact. @throws ReasonedError `ImageInvalid` when one of them breaks a rule of its layout. */
-function partsOf(config: DiskConfig, manifest: Manifest): { disk: ChunkedFile; memory?: RemoteMemory } {
+/** Returns the disk of an artifact, and its memory or machine. @throws ReasonedError `ImageInvalid` when one of them breaks a rule of its layout. */
+function partsOf(
+  config: DiskConfig,
+  manifest: Manifest,
+): { disk: ChunkedFile; memory?: RemoteMemory; machine?: RemoteMachine } {
   checkLayers(manifest, config);
   const all = manifest.layers.map(({ digest, size }, index) => {
     return { digest, size, rawDigest: config.rootfs.diff_ids[index] ?? '' };
   });
-  const { 'dev.berth.disk': disk, [MEMORY_KEY]: memory } = config;
+  const { 'dev.berth.disk': disk, [MEMORY_KEY]: memory, [MACHINE_KEY]: machine } = config;
+  if (machine !== undefined) {
+    if (memory !== undefined) {
+      throw invalid('it has memory, which no image of an Apple host has');
+    }
+    const { variablesBytes: virtualSize, config: text } = machine;
+    const variables = chunkedFile({ ...machine, virtualSize }, all, 'machine');
+    return { disk: chunkedFile(disk, all, 'disk'), machine: { ...variables, config: text } };
+  }
   if (memory === undefined) {
     return { disk: chunkedFile(disk, all, 'disk') };
   }
@@ -295,11 +324,7 @@ function stateOf({ state, stateBytes: length }: MemoryLayout, layers: readonly R
  *
  * @throws ReasonedError `ImageInvalid` when the map breaks a rule of the layout, or a layer is too large for a chunk.
  */
-function chunkedFile(
-  layout: DiskLayout,
-  layers: readonly RemoteLayer[],
-  what: 'disk' | 'memory',
-): ChunkedFile {
+function chunkedFile(layout: DiskLayout, layers: readonly RemoteLayer[], what: Part): ChunkedFile {
   const { virtualSize: bytes, chunkSize } = layout;
   const limit = compressedLimit(chunkSize);
   const chunks = chunksOf(layout, layers.length, what).map(({ layer, ...chunk }) => {
@@ -312,7 +337,7 @@ function chunkedFile(
     }
     return { ...chunk, ...found };
   });
-  return { bytes, chunkSize, chunks, prefix: what === 'disk' ? '' : 'memory ' };
+  return { bytes, chunkSize, chunks, prefix: what === 'disk' ? '' : `${what} ` };
 }
 
 /** Places of content on this host by the digest of its layer. Offsets are in bytes. */

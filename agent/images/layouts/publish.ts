@@ -22,10 +22,11 @@ import {
   MANIFEST_TYPE,
 } from './artifact.ts';
 import { imageMemorySchema } from '../../../api/v1alpha1/task.ts';
+import { MACHINE_KEY, readMachine } from './artifactmachine.ts';
 import { MEMORY_KEY } from './artifactmemory.ts';
 import type { Chunk } from './chunks.ts';
 import { checkMemory } from './storedmemory.ts';
-import type { MemoryFiles } from '../../disks/disk.ts';
+import type { MachineFiles, MemoryFiles } from '../../disks/disk.ts';
 import { fileDigest, freeBuffer } from '../../disks/diskio.ts';
 import { dataExtents } from '../../disks/qemuimg.ts';
 import { inParallel } from '../../../base/concurrency.ts';
@@ -61,6 +62,8 @@ export interface RawDisk {
   os?: string | undefined;
   /** Memory of the machine, of the same moment as the disk. Absent if only the disk is published. */
   memory?: MemoryFiles | undefined;
+  /** Files of the machine beside its disk, if it is from an Apple host. */
+  machine?: MachineFiles;
 }
 
 export interface DiskToPublish extends RawDisk {
@@ -122,10 +125,10 @@ export async function publishDisk(disk: DiskToPublish, options: PublishOptions):
 
 type Layer = Pick<Chunk, 'rawDigest' | 'digest' | 'size'>;
 
-/** Layers of an artifact, and the layouts of its disk and memory. */
+/** Layers of an artifact, and the layouts of its disk, memory and machine. */
 interface PublishedLayers {
   layers: Layer[];
-  layouts: Pick<DiskConfig, 'dev.berth.disk' | typeof MEMORY_KEY>;
+  layouts: Pick<DiskConfig, 'dev.berth.disk' | typeof MEMORY_KEY | typeof MACHINE_KEY>;
 }
 
 /** Publishes the layers of a disk, and of its memory if it has one. */
@@ -136,6 +139,9 @@ async function publishLayers(disk: DiskToPublish, options: PublishOptions): Prom
   const publishing: Publishing = { repository, layers: new Map(), layerLimit, chunks: 0, options };
   const stateBytes = memory === undefined ? 0 : await checkMemory(memory);
   const ofDisk = await publishChunks({ path, bytes: virtualSize, chunkSize }, publishing);
+  if (disk.machine !== undefined) {
+    return await withMachine({ version: 1, virtualSize, chunkSize }, ofDisk, disk.machine, publishing);
+  }
   if (memory === undefined) {
     const { layers, maps } = arranged([ofDisk]);
     const [map = []] = maps;
@@ -162,6 +168,27 @@ async function publishLayers(disk: DiskToPublish, options: PublishOptions): Prom
 }
 
 type ChunkMap = DiskConfig['dev.berth.disk']['map'];
+
+/** Publishes the files of a machine beside its disk. Only the disk counts as progress. */
+async function withMachine(
+  disk: Omit<DiskConfig['dev.berth.disk'], 'map'>,
+  ofDisk: ReadonlyMap<number, Layer>,
+  files: MachineFiles,
+  publishing: Publishing,
+): Promise<PublishedLayers> {
+  const machine = await readMachine(files);
+  const variables = { path: files.variables, bytes: machine.variablesBytes, chunkSize: CHUNK_BYTES };
+  const uncounted = { ...publishing, options: { ...publishing.options, onBytes: () => undefined } };
+  const { layers, maps } = arranged([ofDisk, await publishChunks(variables, uncounted)]);
+  const [map = [], machineMap = []] = maps;
+  return {
+    layers,
+    layouts: {
+      'dev.berth.disk': { ...disk, map },
+      [MACHINE_KEY]: { ...machine, chunkSize: CHUNK_BYTES, map: machineMap },
+    },
+  };
+}
 
 /**
  * Returns the layers in the order of their first chunk in the files, and for each file the map from chunks to layers. With this fixed order,

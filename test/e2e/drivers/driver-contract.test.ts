@@ -218,7 +218,7 @@ describe.each([
   let copies: string;
   const isVm = name !== 'emulator';
 
-  // The program tart has neither pauses, nor streams that Berth uses, nor copies of disks. The driver says so.
+  // The program tart has neither pauses, nor streams that Berth uses, nor copies of disks of machines that run. The driver says so.
   const hasAll = isVm && name !== 'tart';
 
   const itOfVMs = isVm ? it : undeclared;

@@ -1,0 +1,123 @@
+/**
+ * The whole life of a macOS-shaped image on an Apple host: pulled in the layout of Tart, cloned, run, suspended, resumed under the next agent,
+ * saved as Berth's own artifact, pulled back and run. The program is the stand-in for `tart`, whose machines sleep. Nothing here ran with the
+ * real program.
+ */
+import { readFile, truncate, writeFile } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import type { BaseImage } from '../../agent/disks/disk.ts';
+import { machineBeside, machineIn } from '../../agent/images/layouts/artifactmachine.ts';
+import { publishDisk } from '../../agent/images/layouts/publish.ts';
+import { pushTart } from '../fixtures/tart.ts';
+import { pull, PullWorld } from '../worlds/pulls.ts';
+import { readGuest, TartHost, tartPlan, writeGuest } from '../worlds/tarthost.ts';
+
+const MIB = 1024 * 1024;
+const DISK_BYTES = 2 * MIB;
+/** Variables of a firmware, more than one chunk of an artifact, with zeros at their end as Apple's have them. */
+const VARIABLES = Buffer.concat([Buffer.from('first'), Buffer.alloc(17 * MIB), Buffer.from('last')]);
+const IDENTITY = { ecid: 'ZWNpZA==', hardwareModel: 'bW9kZWw=' };
+const DOCS = join(import.meta.dirname, '../../docs/develop/apple-hosts.md');
+const { signal } = new AbortController();
+const onProgress = (): void => undefined;
+
+let world: PullWorld;
+let host: TartHost;
+
+beforeAll(async () => {
+  world = await PullWorld.start();
+  host = new TartHost();
+});
+
+afterAll(async () => {
+  await host?.[Symbol.asyncDispose]();
+  await world?.[Symbol.asyncDispose]();
+});
+
+/** Pulls an image as the store of an agent has it. */
+async function pulled(name: string): Promise<BaseImage> {
+  const { disk } = await pull(world.repository(name), {
+    folder: await world.folder(),
+    architecture: 'arm64',
+  });
+  return { path: disk, digest: 'sha256:0', format: 'raw', virtualSizeBytes: DISK_BYTES };
+}
+
+/** Returns the commands and options that the page about the tests lists, each as `COMMAND OPTION`. */
+async function listed(): Promise<Set<string>> {
+  const page = await readFile(DOCS, 'utf8');
+  const [, table = ''] = /^## Commands that the driver uses\n(.*?)^## /ms.exec(page) ?? [];
+  const rows = table.split('\n').filter((line) => line.startsWith('| `'));
+  return new Set(
+    rows.flatMap((row) => {
+      const [, names = '', options = ''] = row.split('|');
+      const command = /`([\w-]+)/.exec(names)?.[1] ?? '';
+      return [command, ...[...options.matchAll(/`(--[\w-]+)/g)].map(([, option]) => `${command} ${option}`)];
+    }),
+  );
+}
+
+it('a macOS image is pulled, cloned, run, suspended, resumed under the next agent, saved, pulled back and run', async () => {
+  const source = join(world.root, 'macos.raw');
+  await writeFile(source, '');
+  await truncate(source, DISK_BYTES);
+  writeGuest(source, { boots: 0, boot_id: '', marker: 'as pushed' });
+  await pushTart(world.registry, 'macos:latest', source, {
+    architecture: 'arm64',
+    nvram: VARIABLES,
+    machine: { os: 'darwin', cpuCountMin: 1, ...IDENTITY },
+  });
+  const base = await pulled('macos');
+  const plan = tartPlan('mac', 'MacOS');
+  const folder = host.folder('mac');
+  await host.driver.create(folder, plan, base);
+  await host.driver.start(folder, plan);
+  writeGuest(host.disk('mac'), { ...readGuest(host.disk('mac')), marker: 'worked' });
+  const target = join(await world.folder(), 'disk.raw');
+  const machine = machineIn(dirname(target));
+  const copying = { target, machine, signal, onProgress };
+  await expect(host.driver.copyDisk(folder, copying)).rejects.toThrow('Stop the VM');
+  await host.driver.suspend(folder);
+  await host.restartAgent();
+  await host.driver.resume(folder, plan);
+  expect(readGuest(host.disk('mac'))).toMatchObject({ boots: 1, marker: 'worked' });
+  await host.driver.stop(folder, { graceMilliseconds: 0 });
+  expect(await host.driver.copyDisk(folder, copying)).toEqual({
+    consistency: 'Stopped',
+    virtualSizeBytes: DISK_BYTES,
+    machine,
+  });
+  await publishDisk(
+    {
+      path: target,
+      virtualSizeBytes: DISK_BYTES,
+      architecture: 'arm64',
+      os: 'MacOS',
+      machine,
+      repository: world.repository('saved'),
+      tag: 'latest',
+    },
+    { signal, onBytes: () => undefined },
+  );
+  await host.driver.delete(folder);
+  const saved = await pulled('saved');
+  expect(await machineBeside(saved.path)).toEqual(machineIn(dirname(saved.path)));
+  expect((await readFile(machineIn(dirname(saved.path)).variables)).equals(VARIABLES)).toBe(true);
+  const next = host.folder('next');
+  await host.driver.create(next, plan, saved);
+  await host.driver.start(next, plan);
+  expect(readGuest(host.disk('next'))).toMatchObject({ boots: 2, marker: 'worked' });
+  const config = JSON.parse(
+    await readFile(join(dirname(host.disk('next')), 'config.json'), 'utf8'),
+  ) as object;
+  expect(config).toMatchObject({ os: 'darwin', ...IDENTITY });
+  const known = await listed();
+  expect(known.size).toBeGreaterThan(5);
+  const used = host.tart.calls.flatMap(([command = '', ...rest]) => [
+    command,
+    ...rest.filter((part) => part.startsWith('--')).map((option) => `${command} ${option}`),
+  ]);
+  expect([...new Set(used)].filter((call) => !known.has(call))).toEqual([]);
+  expect(host.tart.faults).toEqual([]);
+});
