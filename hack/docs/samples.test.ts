@@ -76,7 +76,7 @@ function callsOfExample(file: string): { page: string; call: string }[] {
   const text = readFileSync(join(ROOT, file), 'utf8')
     .replaceAll(/^ *(#|\/\/).*$/gm, '')
     .replaceAll('\\\n', ' ');
-  const lists = [...text.matchAll(/\[("?(?:vm|gitlab)"?, [^\]]*)\]/g)];
+  const lists = [...text.matchAll(/\[(?:"berth", )?("?(?:vm|gitlab)"?, [^\]]*)\]/g)];
   return [
     ...callsIn(file, text, /(?<![\w/.-])berth ((?:vm|pool|secret) [^#|&>\n]+)/g),
     ...lists.map(([, list = '']) => ({ page: file, call: list.replaceAll('"', '').replaceAll(/, */g, ' ') })),

@@ -1,7 +1,7 @@
 /**
  * Installs programs in Python for the tests: schemathesis, which sends generated requests to an HTTP API, sushy-tools, which emulates the
- * Redfish controller of a server, and openapi-python-client, which makes a client from an OpenAPI document. They come from PyPI into the user's cache, once for each version of Python. `NAME.txt` pins each
- * package by its hash.
+ * Redfish controller of a server, openapi-python-client, which makes a client from an OpenAPI document, and Buildbot, a CI server. They come
+ * from PyPI into the user's cache, once for each version of Python. `NAME.txt` pins each package by its hash.
  */
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
@@ -19,7 +19,7 @@ const INSTALL_MILLISECONDS = 600_000;
 /** Time limit of a start of Python on a busy machine. */
 const START_MILLISECONDS = 60_000;
 
-type PythonProgram = 'schemathesis' | 'sushy-tools' | 'openapi-python-client';
+type PythonProgram = 'schemathesis' | 'sushy-tools' | 'openapi-python-client' | 'buildbot';
 
 /** Python with the packages of a program. */
 interface Python {

@@ -1,14 +1,19 @@
 /**
  * Measures hand-outs of VMs with real guests: from a claim over the HTTP API to its answer, to the answer of a command by the guest agent, and to
- * the first output of a command over SSH. The VM runs in its pool, is suspended there, or is new because the pool is empty.
+ * the first output of a command over SSH. Also measures a whole \`berth vm run --pool\`, from its start to its end. The VM runs in its pool, is
+ * suspended there, or is new because the pool is empty.
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { CHANNEL } from '../../actions/session.ts';
 import { DEV_ROLE, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { VM_POOLS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import { run } from '../../base/exec.ts';
+import { makeExecutable } from '../../hack/cli/executable.ts';
+import { ownPlatform } from '../../hack/cli/nodes.ts';
 import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { makeKey, sshOptions } from '../../hack/login.ts';
@@ -45,6 +50,8 @@ export interface HandOutTimes {
   agent: number[];
   /** To the first output of a command over SSH. */
   ssh: number[];
+  /** From the start of \`berth vm run --pool\` to its end. It claims the VM itself, logs in, runs \`true\` and deletes the VM. */
+  whole: number[];
 }
 export type HandOuts = Record<Start, HandOutTimes>;
 
@@ -55,7 +62,7 @@ export async function measureHandOuts(count: number): Promise<HandOuts> {
   try {
     const bench = await prepare(cluster, guest);
     const times = Object.fromEntries(
-      STARTS.map((start) => [start, { answered: [], agent: [], ssh: [] }]),
+      STARTS.map((start) => [start, { answered: [], agent: [], ssh: [], whole: [] }]),
     ) as unknown as HandOuts;
     // The first guest brings the image to the host, so it is not counted.
     await bench.handOut('cold', 'ssh');
@@ -66,6 +73,7 @@ export async function measureHandOuts(count: number): Promise<HandOuts> {
           times[start].answered.push(answered);
           times[start][command].push(done);
         }
+        times[start].whole.push(await bench.runCommand(start));
       }
     }
     await bench.end();
@@ -101,11 +109,22 @@ async function prepare(cluster: Cluster, guest: string): Promise<Bench> {
       spec: { replicas: 0, template: { spec: { ...spec, readiness: { type: 'GuestAgent' } } } },
     });
   }
-  return new Bench(cluster, { key, token, api: new HTTPClient(server), end: () => server.process.stop() });
+  const folder = join(cluster.directory, 'command');
+  await mkdir(folder);
+  const { path: berth } = await makeExecutable(ownPlatform(), folder);
+  return new Bench(cluster, {
+    key,
+    berth,
+    token,
+    api: new HTTPClient(server),
+    end: () => server.process.stop(),
+  });
 }
 
 interface Parts {
   readonly key: string;
+  /** Path of the command. */
+  readonly berth: string;
   readonly token: string;
   readonly api: HTTPClient;
   readonly end: () => Promise<void>;
@@ -140,6 +159,22 @@ class Bench {
     await agent;
     await this.#cluster.kubectl(['-n', NAMESPACE, 'delete', 'vm', name]);
     return { answered, done };
+  }
+
+  /** Runs a command by \`berth vm run\` in a VM of the pool. Returns the milliseconds from start to end. */
+  async runCommand(pool: Start): Promise<number> {
+    if (pool !== 'cold') {
+      await this.#fill(pool);
+    }
+    const { berth, key } = this.#parts;
+    const began = performance.now();
+    const agent = pool === 'cold' ? this.#startAgent('berth.dev/claimed-from=cold') : undefined;
+    const { kubeconfig } = this.#cluster;
+    const job = ['vm', 'run', '--kubeconfig', kubeconfig, '--pool', pool, '--identity', key, '--', 'true'];
+    await run(berth, job, { timeoutMilliseconds: LIMIT.deadlineMilliseconds });
+    const done = performance.now() - began;
+    await agent;
+    return done;
   }
 
   /** Waits until the pool has its VM, and keeps it from making another one. */

@@ -17,6 +17,7 @@ const ROWS: readonly [label: string, time: keyof HandOutTimes][] = [
   ['answer of the claim', 'answered'],
   ['answer of the guest agent', 'agent'],
   ['first output over SSH', 'ssh'],
+  ['end of `berth vm run --pool`, from its start', 'whole'],
 ];
 
 export interface Pool {

@@ -2,7 +2,7 @@
  * The real agent of Buildkite against a stand-in for its API. It runs its jobs in real guests by the example of a bootstrap script. Only
  * `make clients` runs this file, because its first run compiles the agent.
  */
-import { chmod, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
@@ -10,24 +10,18 @@ import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { resolveCITools } from '../../hack/cluster/toolchain/toolchain.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { BUILDKITE_SCRIPT } from '../fixtures/ciexamples.ts';
+import { ShortLife, UNTIL_GONE } from '../support/shortlife.ts';
 import { BerthCommand } from '../wires/berth.ts';
 import { StartedProgram } from '../wires/startedprogram.ts';
 import { BuildkiteStandIn } from '../worlds/buildkite.ts';
 import { SET_UP_MILLISECONDS, World } from '../worlds/vm.ts';
-
-/** Life in seconds of a VM that nobody prolongs. */
-const LIFE_SECONDS = 20;
-/** A VM is gone so much later than the end of its life, in milliseconds: the operator notices, and the host ends the machine. */
-const LATE_MILLISECONDS = 60_000;
 
 let folder: string;
 let world: World;
 let command: BerthCommand;
 let standIn: BuildkiteStandIn;
 let program: string;
-/** File to which the command writes its process id. */
-let pidFile: string;
-let environment: NodeJS.ProcessEnv;
+let life: ShortLife;
 const agents: StartedProgram[] = [];
 
 beforeAll(async () => {
@@ -39,7 +33,7 @@ beforeAll(async () => {
   await world.cluster.client().create(VM_CONFIGS, { metadata, spec });
   command = await BerthCommand.make(world.cluster.kubeconfig);
   standIn = await BuildkiteStandIn.start();
-  environment = await shortLife();
+  life = await ShortLife.make(command, folder);
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
@@ -52,25 +46,11 @@ afterAll(async () => {
   await rm(folder, { recursive: true, force: true });
 });
 
-/** Returns the environment of an agent whose command `berth` gives VMs a short life and tells its process id. */
-async function shortLife(): Promise<NodeJS.ProcessEnv> {
-  const installed = command.installed();
-  pidFile = join(folder, 'pid');
-  const script = `#!/bin/sh
-noun=$1 verb=$2; shift 2
-echo $$ >${pidFile}
-exec ${command.expected([]).join(' ')} "$noun" "$verb" --life ${LIFE_SECONDS}s "$@"
-`;
-  await writeFile(join(folder, 'berth'), script);
-  await chmod(join(folder, 'berth'), 0o755);
-  return { ...installed, PATH: `${folder}:${installed['PATH']}`, BERTH_CONFIG: 'ci', HOME: folder };
-}
-
 function startAgent(): StartedProgram {
   const agent = new StartedProgram(
     program,
     standIn.startArguments(BUILDKITE_SCRIPT, join(folder, 'builds')),
-    environment,
+    { ...life.environment, BERTH_CONFIG: 'ci' },
   );
   agents.push(agent);
   return agent;
@@ -106,11 +86,10 @@ it('an agent that is killed in the middle of a job ends its VM; so does the oper
     standIn.give(id, 'echo begun; sleep 600');
     await standIn.logs(id, /^begun$/m);
     if (id === 'five') {
-      process.kill(Number(await readFile(pidFile, 'utf8')), 'SIGKILL');
+      await life.killLast();
     }
     agent.kill();
     await agent.ended();
-    const deadlineMilliseconds = LIFE_SECONDS * 1_000 + LATE_MILLISECONDS;
-    await waitFor('no VM to be left', async () => (await runVMs()).length === 0, { deadlineMilliseconds });
+    await waitFor('no VM to be left', async () => (await runVMs()).length === 0, UNTIL_GONE);
   }
 });

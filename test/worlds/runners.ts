@@ -33,15 +33,22 @@ export class RunnersWorld implements AsyncDisposable {
   /** `hosts` is the number of simulated hosts with four slots each. */
   static async start(name: string, hosts: number): Promise<RunnersWorld> {
     await using stack = new AsyncDisposableStack();
-    const stub = stack.use(await GitHubStub.start());
     const cluster = await startCluster({ name, hosts, operator: true });
     stack.defer(async () => await cluster.stop());
+    return await RunnersWorld.inside(cluster, stack.move());
+  }
+
+  /** Adds a stub of GitHub to a cluster with an operator. `parts` end with this world. */
+  static async inside(cluster: Cluster, parts = new AsyncDisposableStack()): Promise<RunnersWorld> {
+    await using stack = parts;
+    const stub = stack.use(await GitHubStub.start());
     const world = new RunnersWorld(cluster, stub, stack.move());
     await world.#prepare();
     return world;
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
+    await this.runners?.stop();
     await this.#stack.disposeAsync();
   }
 

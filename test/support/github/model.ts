@@ -16,6 +16,8 @@ export interface Job {
 export interface StubRunner {
   readonly id: number;
   readonly name: string;
+  /** Token in the JIT configuration of the runner. */
+  readonly token: string;
   status: 'offline' | 'online';
   job: Job | undefined;
 }

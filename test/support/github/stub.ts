@@ -2,6 +2,7 @@
  * A stub of GitHub: an HTTPS server with the API for scale sets, which keeps jobs, runners and message sessions in memory. It answers like
  * the service in the recorded trace (test/fixtures/github), and can fail in the ways that users have seen.
  */
+import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { createServer, type Server } from 'node:https';
@@ -392,8 +393,10 @@ export class GitHubStub implements AsyncDisposable {
       ];
     }
     const id = ++this.#last;
-    this.runners.set(name, { id, name, status: 'offline', job: undefined });
-    const files = { '.runner': Buffer.from(JSON.stringify({ agentName: name })).toString('base64') };
+    const token = randomUUID();
+    this.runners.set(name, { id, name, token, status: 'offline', job: undefined });
+    const encode = (value: object): string => Buffer.from(JSON.stringify(value)).toString('base64');
+    const files = { '.runner': encode({ agentName: name }), '.credentials': encode({ token }) };
     return [
       200,
       {
