@@ -8,6 +8,7 @@ import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { PortRules } from '../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../api/v1alpha1/reasons.ts';
+import { LEASES_FILE, readLeases } from './network/leases.ts';
 import type { MetadataPages } from './network/nat/metadata.ts';
 import { NatNetwork } from './network/nat/nat.ts';
 import type { Network } from './network/network.ts';
@@ -180,7 +181,8 @@ function createVmnet(
   }
   logger.warn('Guests can reach every address that this host reaches; run only guests you trust');
   const address = hostAddress ?? nodeAddress;
-  return new VmnetNetwork({ hostAddress: address, ports, addressOf: guestAddress, logger });
+  const leases = async () => await readLeases(LEASES_FILE, Date.now());
+  return new VmnetNetwork({ hostAddress: address, ports, addressOf: guestAddress, leases, logger });
 }
 
 /**

@@ -4,6 +4,7 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { hostPortsSchema } from '../../api/v1alpha1/ports.ts';
+import type { Leases } from './leases.ts';
 import { VmnetNetwork } from './vmnet.ts';
 
 const LOOPBACK = '127.0.0.1';
@@ -13,6 +14,7 @@ let guest: Server;
 let addresses: Map<string, string | Promise<string>>;
 let asked: number;
 let now: number;
+let leases: Leases | undefined;
 let logged: string[];
 let network: VmnetNetwork;
 
@@ -20,7 +22,7 @@ beforeEach(async () => {
   guest = createServer((socket) => socket.end('hello from the guest')).listen(0, LOOPBACK);
   await once(guest, 'listening');
   addresses = new Map();
-  [asked, now, logged] = [0, 1_000_000, []];
+  [asked, now, logged, leases] = [0, 1_000_000, [], undefined];
   network = new VmnetNetwork({
     hostAddress: LOOPBACK,
     ports: hostPortsSchema.parse({}),
@@ -28,6 +30,7 @@ beforeEach(async () => {
       asked += 1;
       return await addresses.get(uid);
     },
+    leases: async () => await Promise.resolve(leases),
     logger: pino({ base: null, timestamp: false }, { write: (line) => logged.push(line) }),
     now: () => now,
   });
@@ -138,6 +141,24 @@ it('asks seldom for an address, because each question starts a program', async (
   now += 1_000;
   expect([await network.address('one'), asked]).toEqual([LOOPBACK, 3]);
   expect(await network.address('other')).toBeUndefined();
+});
+
+it('says that the host has no address left for a guest that should have one, until the guest gets one', async () => {
+  leases = { taken: 253, all: 253, nextEnd: Date.parse('2030-01-01T00:00:00Z') };
+  await network.attach('one', { ...CARD, ports: [] });
+  const health = async () => (await network.check()).machines['one'];
+  expect(await health()).toMatchObject({ healthy: true });
+  now += 120_000;
+  expect(await health()).toEqual({
+    healthy: false,
+    message: expect.stringMatching(/all 253 addresses.*ends at 2030-01-01T00:00:00.000Z.*600 s/) as string,
+  });
+  leases = { ...leases, taken: 252 };
+  expect(await health()).toMatchObject({ healthy: true });
+  leases = { ...leases, taken: 253 };
+  addresses.set('one', LOOPBACK);
+  expect(await network.address('one')).toBe(LOOPBACK);
+  expect(await health()).toMatchObject({ healthy: true });
 });
 
 it('keeps the ports of a machine that starts again, and refuses those of others and UDP', async () => {

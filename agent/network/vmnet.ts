@@ -10,6 +10,7 @@ import type { PortRules } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
 import { isUsable, type PortChecks, requireUsable } from './hostports.ts';
+import type { Leases } from './leases.ts';
 import {
   type AttachOptions,
   type GuestNetwork,
@@ -22,6 +23,11 @@ import {
 
 /** Time after which a known address is asked for again. A guest keeps its address as long as its lease is renewed. */
 const KNOWN_MILLISECONDS = 30_000;
+/**
+ * Time after which a guest should have an address. Guests boot for a minute. The check of the leases then explains an address that is still
+ * missing.
+ */
+const LATE_MILLISECONDS = 120_000;
 /** Time between two questions for an address that is not known yet. Each question starts a program. */
 const UNKNOWN_MILLISECONDS = 2_000;
 /**
@@ -48,6 +54,8 @@ export interface VmnetNetworkOptions {
   ports: PortRules;
   /** Asks for the address of a guest by the uid of its machine. Undefined as long as the guest has none. */
   addressOf: (uid: string) => Promise<string | undefined>;
+  /** Reads the leases of the host. Undefined as long as its DHCP server has given none. */
+  leases: () => Promise<Leases | undefined>;
   logger: Logger;
   /** Clock in milliseconds that is never set back. */
   now?: () => number;
@@ -62,6 +70,8 @@ interface Attachment {
   /** Messages of the errors of connections that were logged. */
   logged: Set<string>;
   address: string | undefined;
+  /** Time of the clock at which the machine was attached. */
+  attachedAt: number;
   /** Time of the last question for the address. */
   askedAt: number;
   asking: Promise<string | undefined> | undefined;
@@ -107,6 +117,7 @@ export class VmnetNetwork implements Network {
       connections: new Set(),
       logged: new Set(),
       address: undefined,
+      attachedAt: this.#now(),
       askedAt: Number.NEGATIVE_INFINITY,
       asking: undefined,
     };
@@ -154,7 +165,7 @@ export class VmnetNetwork implements Network {
     return attachment.address;
   }
 
-  /** Opens the ports that could not be opened before. */
+  /** Opens the ports that could not be opened before, and tells whether the host has run out of addresses. */
   async check(): Promise<NetworkReport> {
     const repaired: string[] = [];
     for (const [uid, attachment] of this.#attachments) {
@@ -163,7 +174,11 @@ export class VmnetNetwork implements Network {
       const opened = missing.filter((port) => !attachment.faults.has(port));
       repaired.push(...opened.map(({ hostPort }) => `Port ${hostPort}/TCP of machine ${uid} was closed`));
     }
-    const machines = [...this.#attachments].map(([uid, attachment]) => [uid, healthOf(attachment)] as const);
+    const shortage = await this.#shortage();
+    const machines = [...this.#attachments].map(
+      ([uid, attachment]) =>
+        [uid, (this.#isLate(attachment) ? shortage : undefined) ?? healthOf(attachment)] as const,
+    );
     const faults = machines
       .filter(([, { healthy }]) => !healthy)
       .map(([uid, { message }]) => `Machine ${uid}: ${message}`);
@@ -183,6 +198,29 @@ export class VmnetNetwork implements Network {
   /** Closes the ports. The guests keep their network. */
   async close(): Promise<void> {
     await Promise.all([...this.#attachments.keys()].map(async (uid) => await this.detach(uid)));
+  }
+
+  #isLate({ address, attachedAt }: Attachment): boolean {
+    return address === undefined && this.#now() - attachedAt >= LATE_MILLISECONDS;
+  }
+
+  /**
+   * Returns the health of a guest that waits for an address, if the host has none left. It gets one by itself when a lease ends. The agent
+   * cannot end leases, because the file belongs to root.
+   */
+  async #shortage(): Promise<NetworkHealth | undefined> {
+    const isAnyLate = [...this.#attachments.values()].some((attachment) => this.#isLate(attachment));
+    const leases = isAnyLate ? await this.#options.leases() : undefined;
+    if (leases === undefined || leases.taken < leases.all) {
+      return undefined;
+    }
+    const next = leases.nextEnd === undefined ? '' : ` at ${new Date(leases.nextEnd).toISOString()}`;
+    const advice =
+      'Shorten the leases of the host to 600 s, and remove its file /var/db/dhcpd_leases if they do not end soon';
+    return {
+      healthy: false,
+      message: `The guest has no address, because all ${leases.all} addresses of the host are leased. The next lease ends${next}. ${advice}`,
+    };
   }
 
   #checks(): PortChecks {
