@@ -31,7 +31,9 @@ import { Deploys } from './vms/deploy.ts';
 import { WaitingRequests } from './http/waiting.ts';
 import { createPower } from './power/handler.ts';
 import { addConsolePage } from './console/page.ts';
+import { addConsoleLogs } from './console/logs.ts';
 import { addConsoleReads, USER_WATCHES } from './console/reads.ts';
+import { addSignIn } from './console/signin.ts';
 import { addConsoleStreams, STREAMS, USER_STREAMS } from './console/streams.ts';
 import { addDocumentationRoutes } from './documentation.ts';
 import { addEmulatorRoutes } from './emulators.ts';
@@ -244,7 +246,9 @@ function addRoutes(
   addRoleBindingRoutes(app);
   addDocumentationRoutes(app);
   addConsolePage(app);
+  addSignIn(app, services);
   addConsoleReads(app, services, watching);
   addConsoleChanges(app, services.config.dpiMaximum);
+  addConsoleLogs(app, watching);
   addConsoleStreams(app, services, streams);
 }

@@ -20,8 +20,9 @@ import {
   sessionFields,
   sessionFile,
 } from './session.ts';
-import { type Address, type OpenIDProvider, scopesFor, tokensOf, withProvider } from './provider.ts';
+import { type Address, scopesFor, tokensOf, withProvider } from './provider.ts';
 import { type LoginTarget, type ServerAddress, type TargetFlags, targetOf } from './target.ts';
+import type { OpenIDProvider } from '../../actions/identityprovider.ts';
 import { causeOfRefusal, type SignInProvider } from '../../api/http/refusedtoken.ts';
 import { VERSION } from '../../api/v1alpha1/version.ts';
 import { apiErrorFrom } from '../../kube/errors.ts';

@@ -1,17 +1,11 @@
-/** Talks to the identity provider of the user. The library for OpenID Connect is imported only when it is needed. */
-import type * as OpenIDClient from 'openid-client';
-import type {
-  Configuration,
-  CustomFetch,
-  TokenEndpointResponse,
-  TokenEndpointResponseHelpers,
-} from 'openid-client';
+/** Talks to the identity provider of the user, and tells the user what goes wrong. */
+import type { TokenEndpointResponse, TokenEndpointResponseHelpers } from 'openid-client';
+import { type OpenIDProvider, openProvider } from '../../actions/identityprovider.ts';
 import { messageOf } from '../../base/errors.ts';
 import { CommandError, EXIT, Interrupted } from '../errors.ts';
-import { ANSWER_MILLISECONDS, EMPTY, type Fetch, fetchFrom } from './https.ts';
+import { ANSWER_MILLISECONDS, fetchFrom } from './https.ts';
 import type { Terminal } from '../terminal.ts';
 import type { LoginSession, LoginTokens } from './session.ts';
-import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
 
 /** Largest number of characters of a provider's text in a message. Longer texts are cut. */
 const MESSAGE_CHARACTERS = 300;
@@ -37,11 +31,6 @@ const DENIED: readonly unknown[] = ['access_denied', 'expired_token', 'invalid_g
 
 export type Address = Pick<LoginSession, 'issuer' | 'clientID' | 'authority'>;
 
-export interface OpenIDProvider {
-  readonly oidc: typeof OpenIDClient;
-  readonly configuration: Configuration;
-}
-
 /**
  * Runs `work` with a client of the provider, and resolves with the result of `work`.
  *
@@ -55,14 +44,9 @@ export async function withProvider<T>(
   if (URL.parse(issuer)?.protocol !== 'https:') {
     throw new CommandError(`The issuer ${issuer} must be an https address`, EXIT.usage);
   }
-  const oidc = await import('openid-client');
   try {
     const fetch = fetchFrom({ who: 'identity provider', authority, signal, environment });
-    const configuration = await oidc.discovery(new URL(issuer), clientID, undefined, oidc.None(), {
-      [oidc.customFetch]: withoutEmptyFields(fetch) as CustomFetch,
-      timeout: ANSWER_MILLISECONDS / 1000,
-    });
-    return await work({ oidc, configuration });
+    return await work(await openProvider({ issuer, clientID }, fetch, ANSWER_MILLISECONDS / 1000));
   } catch (error) {
     signal.throwIfAborted();
     throw explained(error, issuer);
@@ -126,48 +110,4 @@ function causesOf(error: unknown): Error[] {
     causes.push(next);
   }
   return causes;
-}
-
-/** Limits of an answer that is read. Metadata and keys of an identity provider have about 10 KiB and some hundred values. */
-const LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 16_384 };
-/** Fields with a number of seconds, which some providers write as a text. */
-const SECONDS: ReadonlySet<string> = new Set(['expires_in', 'interval']);
-
-/**
- * Returns a function that sends requests with `fetch`, and leaves out fields of the answer that are null or an empty text. Providers write
- * them in place of fields that they do not use, and the library for OpenID Connect refuses them.
- */
-export function withoutEmptyFields(fetch: Fetch): Fetch {
-  return async (url, options) => {
-    const answer = await fetch(url, options);
-    const { status, headers } = answer;
-    return EMPTY.includes(status) ? answer : new Response(tidy(await answer.text()), { status, headers });
-  };
-}
-
-function tidy(text: string): string {
-  const document = parseDocument(text);
-  if (typeof document !== 'object' || document === null || Array.isArray(document)) {
-    return text;
-  }
-  const fields = Object.entries(document).filter(([, value]) => value !== null && value !== '');
-  return JSON.stringify(Object.fromEntries(fields.map(([name, value]) => [name, parseSeconds(name, value)])));
-}
-
-function parseDocument(text: string): unknown {
-  try {
-    return parseJson(text, LIMITS);
-  } catch (error) {
-    if (error instanceof JsonError) {
-      // The library tells the user what is wrong with the answer.
-      return undefined;
-    }
-    throw error;
-  }
-}
-
-function parseSeconds(name: string, value: unknown): unknown {
-  return SECONDS.has(name) && typeof value === 'string' && /^\d+(\.\d+)?$/.test(value)
-    ? Number(value)
-    : value;
 }

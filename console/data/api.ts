@@ -81,7 +81,7 @@ export class Api {
   /** Yields the events of a watch until its end. A line without an end is left out. @throws the same errors as {@link get}. */
   async *watch<T>(path: string, { signal, onOpen }: Watching): AsyncGenerator<ObjectEvent<T>> {
     let [rest, isOpen] = ['', false];
-    for await (const text of this.#texts(path, signal)) {
+    for await (const text of this.texts(path, signal)) {
       if (!isOpen) {
         isOpen = true;
         onOpen();
@@ -98,7 +98,7 @@ export class Api {
   }
 
   /** Yields the pieces of an answer until its end, or until no piece has come for {@link SILENCE_MILLISECONDS}. */
-  async *#texts(path: string, signal: AbortSignal): AsyncGenerator<string> {
+  async *texts(path: string, signal: AbortSignal): AsyncGenerator<string> {
     const end = new AbortController();
     const waitForData = () => setTimeout(() => end.abort(), SILENCE_MILLISECONDS);
     let silence = waitForData();
@@ -143,7 +143,7 @@ export class Api {
 }
 
 /** Encodes bytes as base64url without padding. */
-function base64url(bytes: Uint8Array): string {
+export function base64url(bytes: Uint8Array): string {
   return btoa(String.fromCharCode(...bytes))
     .replaceAll('+', '-')
     .replaceAll('/', '_')
@@ -151,7 +151,7 @@ function base64url(bytes: Uint8Array): string {
 }
 
 /** Returns the error for a refusal. A proxy before the server can answer with something else than a Status. */
-async function refusalOf(response: Response): Promise<RefusedRequestError> {
+export async function refusalOf(response: Response): Promise<RefusedRequestError> {
   const { status, statusText } = response;
   const text = await response.text();
   try {

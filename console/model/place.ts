@@ -34,7 +34,7 @@ export type Place =
   | { readonly page: 'access'; readonly namespace: string | undefined };
 
 /** What the page of a VM can show instead of its overview. */
-export const VM_VIEWS = ['screen', 'console'] as const;
+export const VM_VIEWS = ['screen', 'console', 'log'] as const;
 export type VMView = (typeof VM_VIEWS)[number];
 
 /** Reads the place from an address. An address that names no page leads to the fleet. */

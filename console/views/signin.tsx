@@ -1,7 +1,8 @@
-/** Sign-in with a token that the user pastes. The token stays in the memory of the page. */
-import { useState } from 'preact/hooks';
+/** Sign-in at the provider of the cluster, or with a token that the user pastes. The token stays in the memory of the page. */
+import { useEffect, useState } from 'preact/hooks';
 import { Api, RefusedRequestError } from '../data/api.ts';
 import type { ConsoleSession } from '../data/fleet.ts';
+import { goToProvider, readOffer, type SignInOffer, takeToken } from '../data/signin.ts';
 
 interface SignInProps {
   /** Why the user has to sign in again. */
@@ -14,28 +15,34 @@ export function SignIn({ notice, onSignedIn, onSignedOut }: SignInProps) {
   const [token, setToken] = useState('');
   const [error, setError] = useState(notice);
   const [isBusy, setBusy] = useState(false);
-  const submit = async (event: Event) => {
-    event.preventDefault();
+  const enter = async (readToken: () => Promise<string | undefined>) => {
     setBusy(true);
     try {
-      const api = new Api(plainToken(token), onSignedOut);
-      onSignedIn(
-        api,
-        await api.get<ConsoleSession>('/console/session', AbortSignal.timeout(SIGN_IN_MILLISECONDS)),
-      );
+      const read = await readToken();
+      if (read !== undefined) {
+        const api = new Api(read, onSignedOut);
+        const limit = AbortSignal.timeout(SIGN_IN_MILLISECONDS);
+        onSignedIn(api, await api.get<ConsoleSession>('/console/session', limit));
+      }
     } catch (reason) {
       setError(refusalText(reason));
     } finally {
       setBusy(false);
     }
   };
+  useEffect(() => void enter(takeToken), []);
+  const submit = (event: Event) => {
+    event.preventDefault();
+    void enter(async () => plainToken(token));
+  };
   return (
     <main class="signin">
       <h1>Berth</h1>
+      <ProviderButton isBusy={isBusy} />
       <p>
         Sign in with a token of the Kubernetes cluster. The page forgets it when you close or reload the page.
       </p>
-      <form onSubmit={(event) => void submit(event)}>
+      <form onSubmit={submit}>
         <label for="token">Token</label>
         <input
           id="token"
@@ -72,6 +79,23 @@ export function SignIn({ notice, onSignedIn, onSignedOut }: SignInProps) {
       </dl>
     </main>
   );
+}
+
+/** Leads to the provider, if the cluster has one. */
+function ProviderButton({ isBusy }: { readonly isBusy: boolean }) {
+  const [offer, setOffer] = useState<SignInOffer>();
+  const [fault, setFault] = useState<string>();
+  useEffect(() => {
+    readOffer().then(setOffer, (reason: unknown) => setFault(refusalText(reason)));
+  }, []);
+  if (offer !== undefined) {
+    return (
+      <button type="button" class="account" disabled={isBusy} onClick={() => void goToProvider(offer)}>
+        Continue with your account
+      </button>
+    );
+  }
+  return fault === undefined ? null : <p class="calm">Only a token works at the moment. {fault}</p>;
 }
 
 /** Time limit of a sign-in in milliseconds. The server asks the API server three times. */

@@ -13,6 +13,7 @@ import { formatPlace, type Place } from '../model/place.ts';
 import { imageOf, ownerOf } from '../model/vms.ts';
 import { useChanges } from './hooks.ts';
 import { Phase } from './phase.tsx';
+import { LogView } from './logview.tsx';
 import { ScreenView } from './screenview.tsx';
 import { Notice, ReadState, StaleNotice } from './states.tsx';
 import { ConsoleView } from './terminalview.tsx';
@@ -54,6 +55,7 @@ export function VMDetails({ api, fleet, place }: DetailsProps) {
       <Views place={place} />
       {view === undefined ? <Overview api={api} vm={vm} /> : null}
       {view === 'screen' ? <ScreenView api={api} vm={{ namespace, name }} /> : null}
+      {view === 'log' ? <LogView api={api} vm={{ namespace, name }} /> : null}
       {view === 'console' ? <ConsoleView api={api} vm={{ namespace, name }} /> : null}
     </div>
   );
@@ -76,6 +78,7 @@ const VIEWS = [
   [undefined, 'Overview'],
   ['screen', 'Screen'],
   ['console', 'Console'],
+  ['log', 'Log'],
 ] as const;
 
 function Views({ place }: { readonly place: Extract<Place, { page: 'vm' }> }) {

@@ -1,6 +1,6 @@
 /**
- * Passes reads of the console on to the API server, with the token of the caller. The routes of this file are the whole list of what the
- * console can read there: objects of Berth's kinds, hosts, and the Events of one object. No other path is passed on.
+ * Passes reads of the console on to the API server, with the token of the caller. The routes of this file, `logs.ts` and `streams.ts` are the
+ * whole list of what the console can read there: objects of Berth's kinds, hosts, the Events of one object, and logs. No other path is passed on.
  */
 import { Readable } from 'node:stream';
 import * as z from 'zod';

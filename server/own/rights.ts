@@ -53,9 +53,9 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /**
      * Right that the caller needs before the body is read. Each route with a body has it. The value `body` means that only the body tells
-     * which right is needed. The handler of such a route asks for the right.
+     * which right is needed. The handler of such a route asks for the right. The value `none` means that everybody may send the body.
      */
-    right?: RouteRight | 'body';
+    right?: RouteRight | 'body' | 'none';
   }
 }
 

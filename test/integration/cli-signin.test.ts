@@ -1,4 +1,5 @@
 /** Sign-in by the command `berth`: at a real identity provider over TLS, for a real API server that checks its tokens. */
+import { createHash } from 'node:crypto';
 import { mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -9,6 +10,7 @@ import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { BerthCommand, type CommandOptions, type CommandResult } from '../wires/berth.ts';
+import { HTTPClient } from '../wires/httpapi.ts';
 import { CLIENT, IdentityProvider, OTHER_CLIENT } from '../worlds/provider.ts';
 import { visitPages } from '../worlds/signin.ts';
 
@@ -41,10 +43,15 @@ beforeAll(async () => {
     name: `cli-signin-${process.pid}`,
     authentication: stringify(configuration),
   });
-  server = await cluster.startServer({ config: { cluster: { issuer, clientID: CLIENT } } });
+  folder = await mkdtemp(join(tmpdir(), 'berth-signin-'));
+  const trusted = join(folder, 'provider.pem');
+  await writeFile(trusted, authority);
+  server = await cluster.startServer({
+    config: { cluster: { issuer, clientID: CLIENT } },
+    environment: { NODE_EXTRA_CA_CERTS: trusted },
+  });
   const binding = ['rolebinding', 'devs', '-n', namespace, '--clusterrole=berth-role-dev'];
   await cluster.kubectl(['create', ...binding, '--group=oidc:devs']);
-  folder = await mkdtemp(join(tmpdir(), 'berth-signin-'));
   kubeconfig = join(folder, 'absent', 'config');
   authorities = join(folder, 'authorities.pem');
   await writeFile(authorities, `${authority}\n${server.authority}`);
@@ -325,5 +332,102 @@ describe('a token that the user brings', () => {
   it('with another form is refused and not repeated', async () => {
     const { code, err } = await berth(['user', 'set-token', 'se cret']);
     expect([code, err]).toEqual([2, expect.not.stringContaining('cret')]);
+  });
+});
+
+describe('a person with the console', () => {
+  const verifier = 'v'.repeat(43);
+  const state = 's'.repeat(43);
+  const nonce = 'n'.repeat(43);
+  let api: HTTPClient;
+
+  beforeAll(() => {
+    provider.registerPage(`${server.url}/console/`);
+    api = new HTTPClient(server);
+  });
+
+  afterAll(async () => {
+    provider.registerPage(undefined);
+    await api.close();
+  });
+
+  /** Returns the address to which the provider sends the browser after a sign-in. */
+  async function visit(): Promise<string> {
+    const { body } = await api.call('/console/sign-in');
+    expect(body).toMatchObject({ clientID: CLIENT, scope: 'openid email groups' });
+    const url = new URL(body.address);
+    const parameters = {
+      response_type: 'code',
+      client_id: body.clientID,
+      redirect_uri: `${server.url}/console/`,
+      scope: body.scope,
+      state,
+      nonce,
+      code_challenge: createHash('sha256').update(verifier).digest('base64url'),
+      code_challenge_method: 'S256',
+    };
+    Object.entries(parameters).forEach(([name, value]) => url.searchParams.set(name, value));
+    return (await visitPages(provider, url.href, { account: 'dev' })).href;
+  }
+
+  async function exchange(body: object) {
+    return await api.call('/console/sign-in', { method: 'POST', body });
+  }
+
+  it('gets a token for the answer of the provider, once', async () => {
+    const answer = { address: await visit(), verifier, state, nonce };
+    const { status, body } = await exchange(answer);
+    expect(status).toBe(200);
+    const session = await api.call('/console/session', { token: body.token });
+    expect(session.body).toMatchObject({ username: 'dev@berth.test' });
+    const again = await exchange(answer);
+    expect([again.status, again.body.message]).toEqual([400, expect.stringContaining('invalid_grant')]);
+  });
+
+  it.each([
+    ['the secret', { verifier: 'x'.repeat(43) }, 400, /invalid_grant/],
+    ['the state', { state: 'x'.repeat(43) }, 502, /state/],
+    ['the nonce', { nonce: 'x'.repeat(43) }, 502, /nonce/],
+  ])('gets no token if %s is that of another sign-in', async (_, change, status, message) => {
+    const { status: got, body } = await exchange({
+      address: await visit(),
+      verifier,
+      state,
+      nonce,
+      ...change,
+    });
+    expect([got, body.message]).toEqual([status, expect.stringMatching(message)]);
+    expect(body).not.toHaveProperty('token');
+  });
+
+  it.each([
+    [{ verifier: 'short' }, /verifier: must be/],
+    [{ address: 'file:///etc/passwd' }, /address/],
+    [{ address: `https://a.example/?code=${'x'.repeat(5_000)}` }, /address: must have at most 4096/],
+    [{ issuer: 'https://evil.example' }, /issuer/],
+  ])('is refused with %j', async (change, message) => {
+    const body = {
+      address: `${server.url}/console/?code=x&state=${state}`,
+      verifier,
+      state,
+      nonce,
+      ...change,
+    };
+    const answer = await exchange(body);
+    expect([answer.status, answer.body.message]).toEqual([422, expect.stringMatching(message)]);
+  });
+
+  it('is told that the provider is away', async () => {
+    const address = await visit();
+    await provider.close();
+    try {
+      const { status, body } = await exchange({ address, verifier, state, nonce });
+      expect([status, body.message]).toEqual([
+        502,
+        expect.stringContaining('The identity provider gave no answer'),
+      ]);
+    } finally {
+      await provider.listen();
+    }
   });
 });

@@ -293,6 +293,19 @@ it('tells who the caller is, and which scope the caller can see', async () => {
   expect((await api.call('/console/session', { token: 'invented' })).status).toBe(401);
 });
 
+it('offers no sign-in without a provider', async () => {
+  expect((await api.call('/console/sign-in')).body).toEqual({});
+  const secret = 's'.repeat(43);
+  const answer = {
+    address: 'https://a.example/console/?code=x',
+    verifier: secret,
+    state: secret,
+    nonce: secret,
+  };
+  const { status, body } = await api.call('/console/sign-in', { method: 'POST', body: answer });
+  expect([status, body.message]).toEqual([404, 'This cluster has no identity provider']);
+});
+
 /** Begins a watch at the present state of the VMs. Returns the status, and a function that reads the next event. */
 async function watch(token: string, signal: AbortSignal) {
   const { body } = await api.call(`${OBJECTS}/${SCOPE}/vms`, { token: member });

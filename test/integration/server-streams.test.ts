@@ -340,6 +340,38 @@ it('keeps little of what a client does not read', async () => {
   await showsToOther(0, 'RFB');
 });
 
+/** Reads the log of a VM until a text is in it. */
+async function readLog(path: string, text: string, bearer = member): Promise<string> {
+  const end = new AbortController();
+  const { statusCode, body } = await api.open(path, { token: bearer, signal: end.signal });
+  body.on('error', () => undefined);
+  let log = '';
+  for await (const piece of body.setEncoding('utf8') as AsyncIterable<string>) {
+    log += piece;
+    if (log.includes(text)) {
+      break;
+    }
+  }
+  end.abort();
+  return `${statusCode} ${log}`;
+}
+
+it('shows the log of a VM to those who may read it, and nothing else', async () => {
+  const path = `/console/logs/namespaces/${NAMESPACE}/vms/desk`;
+  expect(await readLog(path, 'console')).toMatch(/^200 \n.*a line of the console\n/);
+  expect(await readLog(`${path}?sinceTime=2026-11-22T10:00:00Z`, 'console')).toMatch(/^200 \n/);
+  expect(await readLog(path, 'pods/log', reader)).toMatch(/^403 .*cannot get resource .*pods\/log/);
+  expect(await readLog(path, 'vms', stranger)).toMatch(/^403 /);
+  expect(await readLog(`/console/logs/namespaces/${NAMESPACE}/vms/waits`, 'waits')).toMatch(/^404 .*waits/);
+  expect(await readLog(`/console/logs/namespaces/${NAMESPACE}/vms/..%2fdesk`, 'not found')).toMatch(/^404 /);
+  expect(await readLog('/console/logs/namespaces/kube-system/vms/desk', 'kube')).toMatch(/^404 /);
+  expect(await readLog(`${path}?sinceTime=yesterday`, 'sinceTime')).toMatch(
+    /^4\d\d .*sinceTime: must be a time/,
+  );
+  expect(await readLog(`${path}?container=other`, 'container')).toMatch(/^4\d\d .*container/);
+  expect((await api.call(path)).status).toBe(401);
+});
+
 it('survives bytes that are no WebSocket', async () => {
   const { socket, end } = await open(PATHS.vnc);
   (socket as unknown as { _socket: Socket })._socket.write(randomBytes(1_000));

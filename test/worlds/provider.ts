@@ -45,6 +45,8 @@ export class IdentityProvider implements AsyncDisposable {
   readonly #port: number;
   readonly #cookieKey = randomBytes(16).toString('hex');
   #keys: SigningKey[] = [];
+  /** Address to which web pages are redirected. Without one, the clients are programs of the person. */
+  #page: string | undefined;
   #answer: RequestListener = (_, response) => response.destroy();
   #server: Server | undefined;
 
@@ -105,6 +107,12 @@ export class IdentityProvider implements AsyncDisposable {
     this.#answer = new Provider(this.issuer, this.#configuration()).callback();
   }
 
+  /** Makes the clients web pages with this address, or programs of the person again if it is undefined. Sessions and codes are lost. */
+  registerPage(address: string | undefined): void {
+    this.#page = address;
+    this.#answer = new Provider(this.issuer, this.#configuration()).callback();
+  }
+
   /** Returns the claims of an account's ID token. */
   claimsOf(account: string): Claims {
     return { sub: account, email: `${account}@berth.test`, email_verified: true, ...this.#accounts[account] };
@@ -139,8 +147,9 @@ export class IdentityProvider implements AsyncDisposable {
       clients: [CLIENT, OTHER_CLIENT].map((id) => ({
         client_id: id,
         token_endpoint_auth_method: 'none',
-        application_type: 'native',
-        redirect_uris: [REDIRECT],
+        ...(this.#page === undefined
+          ? { application_type: 'native', redirect_uris: [REDIRECT] }
+          : { application_type: 'web', redirect_uris: [this.#page] }),
         grant_types: ['authorization_code', 'refresh_token', DEVICE_GRANT],
       })),
       scopes: ['openid', 'offline_access', 'email', 'groups'],

@@ -59,6 +59,11 @@ export async function visitPages(
   return await session.visit(new URL(address), account, cancels);
 }
 
+/** Returns whether the address is that of a program of the person, or of the console. */
+function isClient({ protocol, pathname }: URL): boolean {
+  return pathname === '/console/' || (protocol === 'http:' && pathname === new URL(REDIRECT).pathname);
+}
+
 function idToken(token: string | undefined): string {
   if (token === undefined) {
     throw new Error('the provider gave no ID token');
@@ -102,7 +107,7 @@ class Session implements AsyncDisposable {
         return address;
       }
       address = new URL(next.action, address);
-      if (address.protocol === 'http:' && address.pathname === new URL(REDIRECT).pathname) {
+      if (isClient(address)) {
         return address;
       }
       fields = next.fields;

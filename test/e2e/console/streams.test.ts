@@ -6,7 +6,8 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdir, mkdtemp, rm } from 'node:fs/promises';
-import { connect } from 'node:net';
+import { createServer } from 'node:http';
+import { type AddressInfo, connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Duplex } from 'node:stream';
@@ -36,6 +37,13 @@ const DRAWN = `(() => {
   const { width: wide, height: high } = canvas;
   return { wide, high, data: [...canvas.getContext('2d').getImageData(0, 0, wide, high).data] };
 })()`;
+
+/** Lines of a guest that wants to control the page. */
+const HOSTILE = [
+  '<img src=x onerror="document.title=1">',
+  '\u001b]0;stolen\u0007\u001b]8;;https://evil.example\u0007click\u001b]8;;\u0007',
+  '\u001b[31mred\u001b[0m \u202egpj.exe',
+];
 
 let cluster: Cluster;
 let server: ServerProcess;
@@ -198,4 +206,49 @@ it('types into the console, and shows its output in place and colour', async () 
   expect(await page.locator('button:focus').textContent()).toBe('Connect again');
   expect(faults).toEqual([]);
   await page.context().close();
+});
+
+it('shows the log as plain text, whatever the guest writes', async () => {
+  host.driver.console = () => ({
+    read: async function* () {
+      yield* HOSTILE.map((text, index) => `2026-11-22T10:00:0${index}.000000001Z ${text}\n`);
+    },
+  });
+  const page = await open(`#/vms/${NAMESPACE}/${VM}/log`);
+  await page.getByText('<img src=x onerror="document.title=1">').waitFor();
+  await page.locator('.log-line', { hasText: /^10:00:01 click$/ }).waitFor();
+  expect(await page.locator('.log a').count()).toBe(0);
+  expect(await page.title()).toBe('Berth');
+  await page.screenshot({ path: join(PICTURES, 'log.png') });
+  expect(await violations(page)).toEqual([]);
+  expect(faults).toEqual([]);
+  await page.context().close();
+});
+
+it('gives nothing to a page of another site, which frames it and connects to it', async () => {
+  const evil = createServer((_, response) => {
+    response.setHeader('content-type', 'text/html');
+    response.end(`<!doctype html><title>evil</title><iframe src="${server.url}/console/"></iframe>`);
+  });
+  evil.listen(0, '127.0.0.1');
+  await once(evil, 'listening');
+  const context = await browser.newContext({ ignoreHTTPSErrors: true });
+  const page = await context.newPage();
+  await page.goto(`http://127.0.0.1:${(evil.address() as AddressInfo).port}/`);
+  const frame = page.frames().find((one) => one !== page.mainFrame());
+  expect(await frame?.locator('#page').count()).toBe(0);
+  const secret = `base64url.bearer.authorization.k8s.io.${Buffer.from(member).toString('base64url')}`;
+  const results = await page.evaluate<string[]>(`(async () => {
+    const read = (options) => fetch('${server.url}/console/session', options).then(() => 'read', () => 'refused');
+    const connect = new Promise((resolve) => {
+      const path = '/console/streams/namespaces/${NAMESPACE}/vms/${VM}/vnc';
+      const socket = new WebSocket('${server.url.replace('https', 'wss')}' + path, ['v4.channel.k8s.io', '${secret}']);
+      socket.onopen = () => resolve('open');
+      socket.onerror = () => resolve('refused');
+    });
+    return await Promise.all([read({}), read({ headers: { authorization: 'Bearer ${member}' } }), connect]);
+  })()`);
+  expect(results).toEqual(['refused', 'refused', 'refused']);
+  await context.close();
+  evil.close();
 });

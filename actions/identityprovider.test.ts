@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { withoutEmptyFields } from './provider.ts';
+import { withoutEmptyFields } from './identityprovider.ts';
 
 async function read(body: string | null, status = 200): Promise<string> {
   const fetch = withoutEmptyFields(async () => new Response(body, { status, headers: { a: 'b' } }));

@@ -1,0 +1,137 @@
+/**
+ * Sign-in of people who use the console, at the identity provider of the cluster: by code with PKCE. The server asks the provider for the
+ * token, because the page sends requests to no other server than its own. It keeps nothing of a sign-in.
+ */
+import type { FastifyReply } from 'fastify';
+import * as z from 'zod';
+import { openProvider, type OpenIDProvider } from '../../actions/identityprovider.ts';
+import { messageOf } from '../../base/errors.ts';
+import { type Fetch, fetchWithLimits } from '../../base/fetch.ts';
+import { Proxies } from '../../base/proxy.ts';
+import { FileDownloads } from '../documentation.ts';
+import type { App } from '../http/app.ts';
+import { StatusError } from '../http/errors.ts';
+import type { Services } from '../services.ts';
+
+const SIGN_IN_PATH = '/console/sign-in';
+/** Time in milliseconds after which the addresses of the provider are read again. */
+const PROVIDER_MILLISECONDS = 600_000;
+/** Time in milliseconds for which a provider that does not answer is not asked again. Anybody can ask for it. */
+const FAILURE_MILLISECONDS = 10_000;
+/** Time limit in milliseconds of one answer of the provider. */
+const ANSWER_MILLISECONDS = 10_000;
+/** Largest number of characters of the provider's text in a message. */
+const MESSAGE_CHARACTERS = 300;
+
+/** A secret that the page has made for one sign-in. */
+const secret = z.string().regex(/^[\w.~-]{43,128}$/, 'must be 43 to 128 letters, digits or signs');
+const exchangeBody = z.strictObject({
+  /** Address of the page to which the provider has sent the browser, with the answer of the provider. */
+  address: z.url({ protocol: /^https?$/ }).max(4_096),
+  verifier: secret,
+  state: secret,
+  nonce: secret,
+});
+
+/** `hide` keeps the routes out of the OpenAPI document: they serve only the page of the same release. */
+const open = { hide: true, security: [], response: { 200: z.any() } };
+
+/** Adds the routes. Everybody can use them, because people have no token yet. */
+export function addSignIn(app: App, { config: { cluster } }: Pick<Services, 'config'>): void {
+  const { issuer, clientID } = cluster;
+  const scope = [...new Set(['openid', ...cluster.scopes])].join(' ');
+  const provider = issuer === undefined ? undefined : new KnownProvider(issuer, clientID);
+  const requests = new FileDownloads();
+  const onRequest = (_request: unknown, { raw }: FastifyReply, next: () => void) => {
+    requests.begin(raw);
+    next();
+  };
+  app.get(SIGN_IN_PATH, { exposeHeadRoute: false, schema: open, onRequest }, async () => {
+    if (provider === undefined) {
+      return {};
+    }
+    const { configuration } = await provider.get();
+    return { address: configuration.serverMetadata().authorization_endpoint, clientID, scope };
+  });
+  app.post(
+    SIGN_IN_PATH,
+    { schema: { ...open, body: exchangeBody }, config: { right: 'none' }, onRequest },
+    async ({ body: { address, verifier, state, nonce } }) => {
+      if (provider === undefined) {
+        throw new StatusError(404, 'This cluster has no identity provider');
+      }
+      const { oidc, configuration } = await provider.get();
+      try {
+        const { id_token: token } = await oidc.authorizationCodeGrant(configuration, new URL(address), {
+          pkceCodeVerifier: verifier,
+          expectedState: state,
+          expectedNonce: nonce,
+          idTokenExpected: true,
+        });
+        return { token };
+      } catch (error) {
+        throw refusalOf(error);
+      }
+    },
+  );
+}
+
+/** The provider with its addresses, which are read when somebody needs them, and again from time to time. */
+class KnownProvider {
+  readonly #issuer: string;
+  readonly #clientID: string;
+  #reading: Promise<OpenIDProvider> | undefined;
+
+  constructor(issuer: string, clientID: string) {
+    this.#issuer = issuer;
+    this.#clientID = clientID;
+  }
+
+  /** @throws StatusError 502 when the provider does not answer. */
+  async get(): Promise<OpenIDProvider> {
+    this.#reading ??= this.#read();
+    return await this.#reading;
+  }
+
+  async #read(): Promise<OpenIDProvider> {
+    const forgetAfter = (milliseconds: number) =>
+      setTimeout(() => (this.#reading = undefined), milliseconds).unref();
+    try {
+      const address = { issuer: this.#issuer, clientID: this.#clientID };
+      const found = await openProvider(address, fetchFromProvider, ANSWER_MILLISECONDS / 1_000);
+      forgetAfter(PROVIDER_MILLISECONDS);
+      return found;
+    } catch (error) {
+      forgetAfter(FAILURE_MILLISECONDS);
+      throw refusalOf(error);
+    }
+  }
+}
+
+/** Sends a request to the provider, through the proxy that the environment names. */
+const fetchFromProvider: Fetch = async (url, options) =>
+  await fetchWithLimits(url, options, {
+    proxy: new Proxies(process.env).proxyFor(new URL(url)),
+    signal: AbortSignal.timeout(ANSWER_MILLISECONDS),
+  });
+
+/**
+ * Returns the refusal for the page. It has the error code of the provider and its text, and never a whole answer, because that could contain a
+ * token.
+ */
+function refusalOf(error: unknown): StatusError {
+  const { error: code, error_description: description } = error as {
+    error?: unknown;
+    error_description?: unknown;
+  };
+  if (typeof code !== 'string') {
+    const { cause } = error as { cause?: unknown };
+    const why = messageOf(cause instanceof Error ? cause : error).slice(0, MESSAGE_CHARACTERS);
+    return new StatusError(502, `The identity provider gave no answer that can be used: ${why}`);
+  }
+  const text = [code, description].filter((part) => typeof part === 'string').join(': ');
+  return new StatusError(
+    400,
+    `The identity provider refuses the sign-in: ${text.slice(0, MESSAGE_CHARACTERS)}`,
+  );
+}
