@@ -2,8 +2,16 @@
 import { readdir, readFile, readlink } from 'node:fs/promises';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { unless } from '../../support/unless.ts';
-import { BOOT_DEADLINE_MILLISECONDS, guestBase, TestMachine } from '../../worlds/qemuguest.ts';
-import { saveWithMemory } from '../../worlds/warmimage.ts';
+import { freePort } from '../../../hack/cluster/ports.ts';
+import {
+  BOOT_DEADLINE_MILLISECONDS,
+  folderOf,
+  guestBase,
+  page,
+  planFor,
+  TestMachine,
+} from '../../worlds/qemuguest.ts';
+import { saveWithMemory, type WarmImage } from '../../worlds/warmimage.ts';
 
 const { BERTH_NEWER_QEMU: newer, PATH: path } = process.env;
 const why =
@@ -15,9 +23,11 @@ const ACCESS_MODE = 0o3;
 
 describe('a machine of an older QEMU', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS, ...unless(why) }, () => {
   let machine: TestMachine;
+  let image: WarmImage;
 
   beforeAll(async () => {
     machine = await startGuest();
+    image = await saveWithMemory(machine.host, machine.folder, 'older');
   }, 300_000);
 
   afterAll(async () => {
@@ -35,6 +45,22 @@ describe('a machine of an older QEMU', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS
     await machine.driver.suspend(machine.folder);
     await machine.driver.resume(machine.folder, machine.plan);
     expect(await machine.page()).toEqual(before);
+  });
+
+  it('left an image from which a machine of the newer one boots, because its memory does not fit', async () => {
+    process.env['PATH'] = `${newer}:${path}`;
+    const { host } = machine;
+    const driver = await host.restartAgent();
+    const port = await freePort();
+    const [folder, plan] = [folderOf(host, `later-${process.pid}`), planFor('amd64', port)];
+    await driver.create(folder, plan, image);
+    await expect(driver.startFromMemory(folder, plan, image.memory)).rejects.toMatchObject({
+      reason: 'KeyDiffers',
+      message: 'The version of the hypervisor differs from the saved VM',
+    });
+    await driver.start(folder, plan);
+    expect(await page(port)).toMatchObject({ boots: '2', marker: 'saved' });
+    await driver.delete(folder);
   });
 
   it('of the newer one is saved more than once, and its memory is opened only for reading', async () => {
