@@ -300,23 +300,30 @@ describe('machines from the memory of an image', { timeout: 3 * BOOT_DEADLINE_MI
       stdio: 'pipe',
     });
     const [, kibibytes] = /^RssAnon:\s*(\d+) kB$/m.exec(await readFile(`/proc/${pid}/status`, 'utf8')) ?? [];
-    await writeFile(await memoryLimitFile(pid, folder), String(Number(kibibytes) * 1024 + READ_ROOM_BYTES));
-    // A suspension reads all of the memory.
-    await driver.suspend(folder);
-    await driver.resume(folder, plan);
+    const { limit, reached } = await memoryLimitFiles(pid, folder);
+    await writeFile(limit, String(Number(kibibytes) * 1024 + READ_ROOM_BYTES));
+    // A snapshot with memory reads all of it.
+    await driver.takeSnapshot(folder, 'reads', new AbortController().signal, { memory: true });
+    expect(Number(/^(?:max )?(\d+)$/m.exec(await readFile(reached, 'utf8'))?.[1])).toBeGreaterThan(0);
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'running', pid });
     expect((await page(port))['boot_id']).toBe(before['boot_id']);
     await driver.delete(folder);
   });
 
-  /** Returns the file with the limit of the memory of a machine's control group, in either version of control groups. */
-  async function memoryLimitFile(pid: number, { uid }: MachineFolder): Promise<string> {
+  /** Returns the files with the limit of a machine's memory, and with the number of times that it reached the limit, in either version of control groups. */
+  async function memoryLimitFiles(
+    pid: number,
+    { uid }: MachineFolder,
+  ): Promise<{ limit: string; reached: string }> {
     const groups = (await readFile(`/proc/${pid}/cgroup`, 'utf8')).split('\n').map((line) => line.split(':'));
     const own = groups.filter(([, , path]) => path?.endsWith(`/berth/${uid}`));
     const legacy = own.find(([, controllers]) => controllers?.split(',').includes('memory'));
     const [, controllers = '', path = ''] = legacy ?? own.find(([, names]) => names === '') ?? [];
     expect(path, 'the machine has a group of its own').not.toBe('');
-    const file = legacy === undefined ? 'memory.max' : 'memory.limit_in_bytes';
-    return join('/sys/fs/cgroup', controllers, path, file);
+    const group = join('/sys/fs/cgroup', controllers, path);
+    const [limit, reached] =
+      legacy === undefined ? ['memory.max', 'memory.events'] : ['memory.limit_in_bytes', 'memory.failcnt'];
+    return { limit: join(group, limit), reached: join(group, reached) };
   }
 
   it('with another size or other devices are refused, and boot from the disk; so are those that have run', async () => {
