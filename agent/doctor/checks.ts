@@ -49,19 +49,19 @@ export const CHECKS: readonly Check[] = [
   { name: 'user', judge: judgeUser },
   {
     name: 'log-writer',
-    judge: ({ logWriter }) => judge(logWriter, () => ok('Perl writes the logs of machines')),
+    judge: ({ logWriter }) => judge(logWriter, () => ok('Perl writes the logs of machines'), 'Install Perl'),
   },
   { name: 'disk', judge: judgeDisk },
-  onMac('tart', (mac) =>
+  onTart('tart', (mac) =>
     judge(mac.tart, (version) => ok(`The program tart has the version ${version}`), INSTALL_TART),
   ),
-  onMac('data-directory', judgeDataDirectory),
+  onTart('data-directory', judgeDataDirectory),
   onMac('sleep', (mac) => judge(mac.power, judgeSleep)),
   onMac('power-failure', (mac) => judge(mac.power, judgePowerFailure)),
-  onMac('file-vault', (mac) => judge(mac.fileVault, judgeFileVault)),
-  onMac('automatic-login', (mac, host) => judge(mac.automaticLogin, (user) => judgeLogin(user, host))),
-  onMac('leases', (mac) => judge(mac.leaseSeconds, judgeLease)),
-  onMac('local-network', (mac) => judge(mac.version, judgeLocalNetwork)),
+  onTart('file-vault', (mac) => judge(mac.fileVault, judgeFileVault)),
+  onTart('automatic-login', (mac, host) => judge(mac.automaticLogin, (user) => judgeLogin(user, host))),
+  onTart('leases', (mac) => judge(mac.leaseSeconds, judgeLease)),
+  onTart('local-network', (mac) => judge(mac.version, judgeLocalNetwork)),
   onMac('quarantine', (mac, host) => judge(mac.isQuarantined, (isMarked) => judgeQuarantine(isMarked, host))),
   onMac('launchd', (mac) => judge(mac.service, judgeService)),
   onLinux('kvm', (linux) => judge(linux.kvm, judgeKvm)),
@@ -76,11 +76,12 @@ export const CHECKS: readonly Check[] = [
 ];
 
 function onMac(name: string, judgeMac: (mac: MacFacts, host: ExaminedHost) => Finding | undefined): Check {
-  return {
-    name,
-    judge: (host) =>
-      host.mac === undefined || host.driver !== 'tart' ? undefined : judgeMac(host.mac, host),
-  };
+  return { name, judge: (host) => (host.mac === undefined ? undefined : judgeMac(host.mac, host)) };
+}
+
+/** Makes a check of a Mac whose machines the program `tart` runs. */
+function onTart(name: string, judgeMac: (mac: MacFacts, host: ExaminedHost) => Finding | undefined): Check {
+  return onMac(name, (mac, host) => (host.driver === 'tart' ? judgeMac(mac, host) : undefined));
 }
 
 function onLinux(name: string, judgeLinux: (linux: LinuxFacts, host: ExaminedHost) => Finding): Check {
@@ -103,12 +104,15 @@ function judge<T>(fact: Fact<T>, judgeKnown: (known: T) => Finding, advice?: str
   return advice === undefined ? { result: 'unknown', finding: fact.unknown } : fix(fact.unknown, advice);
 }
 
-function judgePlatform({ platform, architecture, mac }: ExaminedHost): Finding {
+function judgePlatform({ platform, architecture, mac, driver }: ExaminedHost): Finding {
   const computer = `${platform} on ${architecture}`;
   if (mac === undefined) {
     return platform === 'linux' && ['x64', 'arm64'].includes(architecture)
       ? ok(`This computer has ${computer}`)
       : fix(`This computer has ${computer}`, 'Use Linux on amd64 or arm64, or macOS on Apple silicon');
+  }
+  if (driver === 'qemu') {
+    return ok(`This computer has macOS on ${architecture}, and its machines run with QEMU`);
   }
   return judge(mac.version, (version) =>
     majorOf(version) >= LEAST_MACOS && architecture === 'arm64'

@@ -101,7 +101,10 @@ describe('a host on which all is well', () => {
     const names = (host: ExaminedHost): string[] => judgeHost(host).map(({ check }) => check);
     expect(names(LINUX)).not.toContain('sleep');
     expect(names(MAC)).not.toContain('kvm');
-    expect(names({ ...MAC, driver: 'qemu' })).not.toContain('tart');
+    const withQemu: ExaminedHost = { ...MAC, driver: 'qemu', architecture: 'x64' };
+    expect(names(withQemu)).not.toContain('tart');
+    expect(names(withQemu)).toContain('sleep');
+    expect(problems(withQemu)).toEqual([]);
     const all = new Set([...names(MAC), ...names(LINUX)]);
     expect(CHECKS.map(({ name }) => name).filter((name) => !all.has(name))).toEqual([]);
   });
@@ -121,7 +124,7 @@ test.each<Case>([
   [
     'log-writer',
     { ...LINUX, logWriter: { unknown: 'Install perl in one of the folders /bin' } },
-    'unknown',
+    'fix',
     /perl/,
   ],
   ['disk', { ...MAC, disk: known({ bytes: 1e9, share: 0.5 }) }, 'fix', /1\.0 GB .*no VMs now/],

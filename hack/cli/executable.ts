@@ -203,7 +203,7 @@ export async function bundleCommand(folder: string): Promise<ProgramBundle> {
  * Writes a program under its name into the folder. It is a script of type CommonJS, because an executable of Node.js takes no other. Each
  * lazy import stays lazy in it.
  */
-async function bundleProgram(name: ProgramName, folder: string): Promise<ProgramBundle> {
+export async function bundleProgram(name: ProgramName, folder: string): Promise<ProgramBundle> {
   const path = join(folder, name);
   const { entry, libraries } = PROGRAMS[name];
   const { metafile } = await build({

@@ -23,7 +23,7 @@ import { stateFile } from '../../agent/drivers/tart/files.ts';
 import { listFolders } from '../../base/files.ts';
 import { NODES } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
-import { bundleInto, ENTRY_POINTS } from '../../hack/bundle.ts';
+import { bundleProgram } from '../../hack/cli/executable.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { type ProgramResult, StartedProgram } from '../wires/startedprogram.ts';
@@ -31,6 +31,8 @@ import { approveRequests } from './agenthost.ts';
 import { makeTartProgram } from './tarthost.ts';
 
 const STANDIN = join(import.meta.dirname, '../standins/mac/program/main.ts');
+/** The bundle that the archive for Apple hosts has in its executable. */
+const AGENT = 'berth-agent';
 const READY_MILLISECONDS = 60_000;
 const PROGRAM_MODE = 0o755;
 /** Programs of this machine that macOS has too, with the options that the agent uses. */
@@ -78,7 +80,7 @@ export class MacHost implements AsyncDisposable {
     settings: Record<string, unknown> = {},
   ): Promise<MacHost> {
     const host = new MacHost(cluster, name, mkdtempSync(join(tmpdir(), 'berth-mac-')));
-    await bundleInto(host.#folder, { agent: ENTRY_POINTS.agent }, { extension: '.mjs', sourcemap: false });
+    await bundleProgram(AGENT, host.#folder);
     mkdirSync(host.#bin);
     for (const program of SHARED) {
       symlinkSync((await findProgram(program)) ?? '', join(host.#bin, program));
@@ -202,7 +204,7 @@ export class MacHost implements AsyncDisposable {
   }
 
   #run(parameters: readonly string[]): StartedProgram {
-    const command = ['--import', STANDIN, join(this.#folder, 'agent.mjs'), ...parameters];
+    const command = ['--import', STANDIN, join(this.#folder, AGENT), ...parameters];
     const environment = { PATH: this.#bin, HOME: this.#folder, STANDIN_MAC_NOTES: this.#notes };
     return new StartedProgram(process.execPath, command, environment);
   }
