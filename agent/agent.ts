@@ -55,6 +55,7 @@ import { bundleOf } from './drivers/tart/files.ts';
 import { seedPages } from './seed/seed.ts';
 import { hostFile, ownRoot } from './processes/ownroot.ts';
 import { createNetwork, type NetworkSurroundings } from './networkdriver.ts';
+import { SnapshotShares } from './pods/snapshotshares.ts';
 
 /**
  * Time limit for sending the last Events. These Events give the reasons why machines ended. The limit is short, because a kubelet allows
@@ -125,6 +126,8 @@ export async function runAgent(
     drivers,
     architecture: facts.architecture,
     disk: guard,
+    snapshotShares: new SnapshotShares(),
+    namespace: config.namespace,
     monitor,
     address: config.address,
     forwardAddress: forwardAddress(config),

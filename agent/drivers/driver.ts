@@ -7,6 +7,10 @@ import type { ConsoleLog } from '../console/store.ts';
 import type { BaseImage, MachineFiles, MemoryFiles } from '../disks/disk.ts';
 import type { GuestNetwork, NamespaceNetwork } from '../network/network.ts';
 import type { SeedFiles } from '../seed/seed.ts';
+import { join } from 'node:path';
+
+/** Name of the folder of {@link memoryWorkFolder}. */
+export const MEMORY_WORK = 'image-memory';
 
 /** State of a machine whose hypervisor runs. */
 export interface RunningState {
@@ -153,6 +157,11 @@ export interface StopOptions {
 export interface InspectOptions {
   /** Whether nothing of the machine is needed any more. */
   isDiscarded: boolean;
+}
+
+/** Returns the folder in which a driver works on the memory of a running machine. The memory of a snapshot leaves it when it is complete. */
+export function memoryWorkFolder({ path }: MachineFolder): string {
+  return join(path, MEMORY_WORK);
 }
 
 export interface CopyOptions {
@@ -381,6 +390,13 @@ export interface DriverOfVMs extends Driver {
     signal: AbortSignal,
     options?: { memory: boolean },
   ): Promise<DiskSnapshot>;
+  /** Returns the facts of the snapshot with this uid; undefined if the machine does not have it. */
+  findSnapshot(folder: MachineFolder, uid: string): Promise<DiskSnapshot | undefined>;
+  /**
+   * Returns how many bytes the disk of the machine and its snapshots take on the disk of the host. Reads no file of the machine, so that a damaged
+   * machine hinders no other one.
+   */
+  snapshotBytes(folder: MachineFolder): Promise<number>;
   /** Removes all snapshots of the machine but those with these uids. */
   keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>, signal?: AbortSignal): Promise<void>;
   /**

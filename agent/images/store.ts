@@ -203,6 +203,11 @@ export class HostImageStore {
     return await this.#space.within(claim, signal, async (watched) => await work(watched.signal));
   }
 
+  /** Returns how many bytes of the disk are free beside `minimumFree`, at least 0. */
+  async freeBytes(): Promise<number> {
+    return await this.#space.free();
+  }
+
   /** Returns the total size in bytes of the images that somebody needs. This disk space is not available to machines. */
   heldBytes(): number {
     return this.#catalog.heldBytes();

@@ -28,12 +28,16 @@ import {
 } from './machine.ts';
 import type { RecordStore } from './records.ts';
 import type { SecretKey } from './secrets.ts';
+import type { SnapshotShares } from './snapshotshares.ts';
 
 export interface PodHost extends HostDrivers {
   readonly network: Network;
   readonly monitor: NetworkMonitor;
   readonly images: ImageStore;
   readonly disk: Pick<DiskGuard, 'wish' | 'startsAnew' | 'roomBytes'>;
+  readonly snapshotShares: SnapshotShares;
+  /** Namespace whose VMs alone run on this host. Undefined if it is not the host of one namespace. */
+  readonly namespace: string | undefined;
   readonly records: RecordStore;
   /** Linux users of machines: each machine runs as its own user. Undefined if the agent is not root. */
   readonly users?: MachineUsers | undefined;

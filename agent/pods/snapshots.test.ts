@@ -7,14 +7,28 @@ import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { SNAPSHOT_LIMIT } from '../../api/v1alpha1/names.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { machineDocument } from '../../test/fixtures/machines.ts';
-import type { DiskSnapshot, LaunchPlan, MachineState } from '../drivers/driver.ts';
+import {
+  type DiskSnapshot,
+  type LaunchPlan,
+  type MachineState,
+  memoryWorkFolder,
+} from '../drivers/driver.ts';
 import { driverOfVM } from '../drivers/hostdrivers.ts';
 import type { PodHost } from './host.ts';
-import { type MachineOperation, type MachineRecord, newRecord, newRuntime, type Runtime } from './machine.ts';
+import {
+  type MachineOperation,
+  type MachineRecord,
+  newRecord,
+  newRuntime,
+  type Runtime,
+  suspendedBytes,
+} from './machine.ts';
 import { isObsolete, plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
 import { STEPS } from './steps.ts';
 import { startMachine } from './warmstart.ts';
+import type { Need } from '../images/local/spacemeter.ts';
+import { SnapshotShares } from './snapshotshares.ts';
 
 const MACHINE = machineDocument({ namespace: 'ns', name: 'x', uid: 'vm' });
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
@@ -96,11 +110,17 @@ describe('a step of snapshots', () => {
   let runtime: Runtime;
   let asked: string[];
   let error: Error | undefined;
+  /** Snapshots that the driver has. */
+  let found: Map<string, DiskSnapshot>;
+  let needs: Need[];
+  let keptBytes: number;
+  let freeBytes: number;
 
   beforeEach(() => {
     const directory = mkdtempSync(join(tmpdir(), 'berth-snapshots-'));
     onTestFinished(() => rmSync(directory, { recursive: true }));
-    [asked, error] = [[], undefined];
+    [asked, error, needs] = [[], undefined, []];
+    [found, keptBytes, freeBytes] = [new Map(), 0, 2 ** 40];
     const driver = {
       takeSnapshot: async (
         _folder: unknown,
@@ -114,6 +134,8 @@ describe('a step of snapshots', () => {
         }
         return TAKEN;
       },
+      findSnapshot: async (_folder: unknown, uid: string) => found.get(uid),
+      snapshotBytes: async () => keptBytes,
       keepSnapshots: async (_folder: unknown, uids: Set<string>) =>
         void asked.push(`keep ${[...uids].join()}`),
       revert: async (...parameters: unknown[]) => void asked.push(`revert ${String(parameters[3])}`),
@@ -124,7 +146,13 @@ describe('a step of snapshots', () => {
       logger: pino({ level: 'silent' }),
       events: { event: () => undefined },
     };
-    host = { ...parts, disk: { roomBytes: 2 ** 40 }, event: () => undefined } as unknown as PodHost;
+    const withRoom: PodHost['images']['withRoom'] = async (need, signal, work) => {
+      needs.push(need);
+      return await work(signal);
+    };
+    const images = { withRoom, freeBytes: async () => freeBytes };
+    const space = { images, snapshotShares: new SnapshotShares(), machinesDirectory: directory };
+    host = { ...parts, ...space, event: () => undefined } as unknown as PodHost;
     runtime = newRuntime(recordWith(), directory);
   });
 
@@ -171,20 +199,53 @@ describe('a step of snapshots', () => {
     expect(runtime.record.snapshots?.at(-1)?.failure?.reason).toBe('TooManySnapshots');
   });
 
-  it('keeps the memory on request, if the host has room and the guest can be renewed', async () => {
+  it('keeps the memory on request, if the guest can be renewed, while it has room for it twice', async () => {
     const snapshots = [{ ...A, memory: true as const }];
     await run('snapshot', { snapshots });
+    const folder = memoryWorkFolder(runtime.folder);
+    const bytes = 2 * suspendedBytes(runtime.record);
+    expect(needs).toEqual([{ folder, tenant: 'ns', bytes, what: 'The memory of the VM', isAtOnce: true }]);
+    runtime = newRuntime(recordWith({ machine: { ...MACHINE, os: 'Windows' } }), '/none');
+    await run('snapshot', { snapshots });
+    const failure = { reason: 'MemoryNotSaved', message: expect.stringContaining('Windows') as string };
+    expect(runtime.record.snapshots).toEqual([{ uid: 'a', failure }]);
     expect(asked).toEqual(['a with memory']);
-    const refusal = async (change: object, roomBytes: number): Promise<string | undefined> => {
-      runtime = newRuntime(recordWith({ machine: { ...MACHINE, ...change } }), '/none');
-      Object.assign(host, { disk: { roomBytes } });
-      await run('snapshot', { snapshots });
-      expect(runtime.record.snapshots?.[0]?.failure?.reason).toBe('MemoryNotSaved');
-      return runtime.record.snapshots?.[0]?.failure?.message;
-    };
-    expect(await refusal({ os: 'Windows' }, 2 ** 40)).toContain('Windows');
-    expect(await refusal({}, 1)).toContain('images.minimumFree');
-    expect(asked).toEqual(['a with memory']);
+    const full = new ReasonedError('DiskFull', 'no room');
+    Object.assign(host.images, { withRoom: async () => await Promise.reject(full) });
+    runtime = newRuntime(recordWith(), '/none');
+    await run('snapshot', { snapshots });
+    expect(runtime.record.snapshots).toEqual([
+      { uid: 'a', failure: { reason: 'DiskFull', message: 'no room' } },
+    ]);
+  });
+
+  it('takes none that would give its namespace more than its share of the host, and says the numbers', async () => {
+    [keptBytes, freeBytes] = [3 * 2 ** 30, 2 ** 30];
+    await run('snapshot', { snapshots: [A] });
+    const message =
+      'Disks with snapshots of the namespace take 3Gi of their 2Gi on the host. This one adds 0';
+    expect(runtime.record.snapshots).toEqual([{ uid: 'a', failure: { reason: 'DiskFull', message } }]);
+    // A host of one namespace has no other one that could lack the space.
+    Object.assign(host, { namespace: 'ns' });
+    await run('snapshot', { snapshots: [A, B] });
+    expect(asked).toEqual(['b']);
+  });
+
+  it('takes no second one after the death of an agent, also if there would be no room for it', async () => {
+    found.set('a', TAKEN);
+    [keptBytes, freeBytes] = [2 ** 30, 0];
+    await run('snapshot', { snapshots: [A] });
+    expect(runtime.record.snapshots).toEqual([{ uid: 'a', taken: TAKEN }]);
+    expect(asked).toEqual([]);
+  });
+
+  it('removes what a snapshot that has failed can have left', async () => {
+    runtime = newRuntime(
+      recordWith({ snapshots: [{ uid: 'a', failure: { reason: 'DiskFull', message: '' } }] }),
+      '/none',
+    );
+    await run('dropSnapshots', { snapshots: [] });
+    expect([asked, runtime.record.snapshots]).toEqual([['keep '], []]);
   });
 
   it('starts from the memory of the snapshot after a revert to it, and boots after a revert to another', async () => {

@@ -4,23 +4,30 @@ import type { WantedSnapshot } from '../../api/v1alpha1/machine.ts';
 import { SNAPSHOT_LIMIT } from '../../api/v1alpha1/names.ts';
 import { type Reason, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
-import type { DiskSnapshot } from '../drivers/driver.ts';
+import { type DiskSnapshot, memoryWorkFolder } from '../drivers/driver.ts';
 import { driverOfVM } from '../drivers/hostdrivers.ts';
 import { type PodHost, tell, warn } from './host.ts';
 import {
   type MachineOperation,
   type MachineRecord,
   needed,
+  newRuntime,
   type Runtime,
   suspendedBytes,
 } from './machine.ts';
 import { nextSnapshot, surplusSnapshots } from './plan.ts';
 import type { RecordStore } from './records.ts';
+import { refOf } from '../../kube/objects.ts';
 
 /** Number of attempts to take a snapshot. The waits between them take 7 s in total, and then the moment of the request is long over. */
 const SNAPSHOT_ATTEMPTS = 4;
 /** Reasons for which another attempt would fail, too. */
-const FINAL_REASONS: ReadonlySet<Reason> = new Set(['NoDisk', 'TooManySnapshots', 'MemoryNotSaved']);
+const FINAL_REASONS: ReadonlySet<Reason> = new Set([
+  'NoDisk',
+  'TooManySnapshots',
+  'MemoryNotSaved',
+  'DiskFull',
+]);
 /** Copies of the memory on the disk while a snapshot keeps it: the stream, and the files that are made of it. */
 const MEMORY_COPIES = 2;
 
@@ -58,30 +65,74 @@ async function takeOne(
   { uid, memory: wanted }: WantedSnapshot,
   signal: AbortSignal,
 ): Promise<DiskSnapshot> {
+  const driver = driverOfVM(host, record);
+  // The agent can have died behind a snapshot that it had not recorded yet.
+  const known = await driver.findSnapshot(folder, uid);
+  if (known !== undefined) {
+    return known;
+  }
   if (takenUids(record).length >= SNAPSHOT_LIMIT) {
     throw new ReasonedError('TooManySnapshots', `The VM has ${SNAPSHOT_LIMIT} snapshots already`);
   }
   const memory = wanted === true;
-  if (memory) {
-    requireMemory(host, record);
-  }
-  return await driverOfVM(host, record).takeSnapshot(folder, uid, signal, { memory });
+  const bytes = memory ? suspendedBytes(requireLinux(record)) : 0;
+  const take = async (either: AbortSignal) => await driver.takeSnapshot(folder, uid, either, { memory });
+  return await withinShare(host, record, bytes, async () =>
+    memory ? await withRoom(host, { record, folder }, signal, take) : await take(signal),
+  );
 }
 
 /** Checks what the driver does not know. @throws ReasonedError `MemoryNotSaved` when the memory of the machine cannot be kept. */
-function requireMemory({ disk }: Pick<PodHost, 'disk'>, record: Readonly<MachineRecord>): void {
+function requireLinux(record: Readonly<MachineRecord>): Readonly<MachineRecord> {
   const { os = 'Linux' } = record.machine ?? {};
   if (os !== 'Linux') {
     const message = `A guest with ${os} cannot be renewed after a revert. Take a snapshot without the memory`;
     throw new ReasonedError('MemoryNotSaved', message);
   }
-  const neededBytes = MEMORY_COPIES * suspendedBytes(record);
-  if (neededBytes > disk.roomBytes) {
-    throw new ReasonedError(
-      'MemoryNotSaved',
-      `The memory needs ${neededBytes} bytes of disk beside images.minimumFree, and the host has fewer`,
-    );
+  return record;
+}
+
+/** Runs `take` while the disk has room for the memory of the machine. Other snapshots, images and copies cannot take this room. */
+async function withRoom<T>(
+  { images }: Pick<PodHost, 'images'>,
+  { record, folder }: Pick<Runtime, 'record' | 'folder'>,
+  signal: AbortSignal,
+  take: (signal: AbortSignal) => Promise<T>,
+): Promise<T> {
+  const need = {
+    folder: memoryWorkFolder(folder),
+    tenant: tenantOf(record),
+    bytes: MEMORY_COPIES * suspendedBytes(record),
+    what: 'The memory of the VM',
+    isAtOnce: true,
+  };
+  return await images.withRoom(need, signal, take);
+}
+
+/**
+ * Runs `take` if the namespace of the machine may have `bytes` more bytes of snapshots on this host. A host of one namespace has no other that
+ * could lack the space.
+ */
+async function withinShare<T>(
+  host: PodHost,
+  record: Readonly<MachineRecord>,
+  bytes: number,
+  take: () => Promise<T>,
+): Promise<T> {
+  if (host.namespace !== undefined) {
+    return await take();
   }
+  const others = host.records.list().filter((one) => one.snapshots !== undefined && one.uid !== record.uid);
+  const kept = [record, ...others].map(async (one) => ({
+    tenants: [tenantOf(one)],
+    sizeBytes: await driverOfVM(host, one).snapshotBytes(newRuntime(one, host.machinesDirectory).folder),
+  }));
+  const space = { kept: await Promise.all(kept), freeBytes: await host.images.freeBytes() };
+  return await host.snapshotShares.within({ tenant: tenantOf(record), bytes }, space, take);
+}
+
+function tenantOf({ key }: Readonly<MachineRecord>): string {
+  return refOf(key).namespace ?? '';
 }
 
 /** Returns the uids of the snapshots that the host has. */
@@ -102,10 +153,9 @@ export async function dropSnapshots(
 ): Promise<void> {
   const surplus = surplusSnapshots(record, needed(operation.desired));
   const snapshots = (record.snapshots ?? []).filter((one) => !surplus.includes(one));
-  if (surplus.some((one) => one.taken !== undefined)) {
-    const uids = new Set(takenUids({ ...record, snapshots }));
-    await driverOfVM(host, record).keepSnapshots(folder, uids, operation.abort.signal);
-  }
+  // A snapshot that has failed can have left files, too.
+  const uids = new Set(takenUids({ ...record, snapshots }));
+  await driverOfVM(host, record).keepSnapshots(folder, uids, operation.abort.signal);
   host.records.update(record, { snapshots });
 }
 

@@ -106,9 +106,10 @@ export async function withMachine(
   }
   const { folder, machine, driver, memoryBytes } = found;
   const mark = await freshMark(context);
-  // While the memory is prepared, it is on the disk twice.
+  // While the memory is prepared, it is on the disk twice. The guest is paused for it, so nobody could find in time that there is no room.
   const bytes = (await driver.copyBytes(folder, snapshot)) + (isMemoryAsked ? 2 * memoryBytes : 0);
-  return await withCopy(host, { bytes, context }, async (files, options) => {
+  const copy = { bytes, context, isAtOnce: isMemoryAsked === true };
+  return await withCopy(host, copy, async (files, options) => {
     const { path: target, ram, state, config, variables } = files;
     context.log(`Copying the disk${isMemoryAsked ? ' and the memory' : ''} of VM ${vm.namespace}/${vm.name}`);
     const copied = await driver.copyDisk(folder, {
@@ -154,7 +155,7 @@ type CopyFiles = { path: string } & Pick<MemoryFiles, 'ram' | 'state'> & Machine
 
 async function withCopy(
   host: DiskHost,
-  { bytes, context }: { bytes: number; context: TaskContext },
+  { bytes, context, isAtOnce = false }: { bytes: number; context: TaskContext; isAtOnce?: boolean },
   use: (files: CopyFiles, options: Halves) => Promise<TaskReport>,
 ): Promise<TaskReport> {
   const { folder } = context;
@@ -166,7 +167,7 @@ async function withCopy(
     // If an earlier run of the agent was killed during this task, that run can have left a copy.
     await removeFiles();
     // The reserved space of a folder must include the bytes that the folder already uses, for example an uploaded file.
-    const claim = { folder, tenant: tenantOf(context), bytes: bytes + (await folderBytes(folder)) };
+    const claim = { folder, tenant: tenantOf(context), bytes: bytes + (await folderBytes(folder)), isAtOnce };
     return await host.images.withRoom(claim, context.signal, async (signal) => {
       return await use(files, {
         copying: { signal, onProgress: inPart(context, 0, COPY_PERCENT) },

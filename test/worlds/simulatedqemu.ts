@@ -5,7 +5,7 @@
  */
 import { readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { createConnection, createServer, type Server, type Socket } from 'node:net';
-import { join } from 'node:path';
+import { dirname, join, resolve } from 'node:path';
 import type { ProcessIdentity } from '../../agent/processes/process.ts';
 import { afterSync, type PeerCommand } from '../wires/scriptedpeer.ts';
 import { Died, type Life } from './lives.ts';
@@ -17,6 +17,8 @@ interface Guest {
   isFrozen: boolean;
   /** Number of times that the save hooks have run in it. */
   prepared: number;
+  /** Whether the guest continues from saved memory, and was not renewed yet. */
+  isOld?: boolean;
 }
 
 type Content = Pick<Guest, 'count' | 'prepared'>;
@@ -26,10 +28,16 @@ function readJson(path: string): unknown {
   return JSON.parse(readFileSync(path, 'latin1').replaceAll('\0', ''));
 }
 
-/** Content of a disk: an overlay that has no content of its own yet shows its base. */
+/** Content of a disk: an overlay that has no content of its own yet shows its base, which can be a layer in the same folder. */
 export function contentOf(path: string): Content {
   const { base, own } = readJson(path) as { base?: string; own?: Content };
-  return own ?? (base === undefined ? { count: 0, prepared: 0 } : contentOf(base));
+  const below = base === undefined ? undefined : contentOf(resolve(dirname(path), base));
+  return own ?? below ?? { count: 0, prepared: 0 };
+}
+
+/** Content of the memory that a snapshot has. */
+export function memoryOf(path: string): Content {
+  return readJson(path) as Content;
 }
 
 class Hypervisor {
@@ -40,10 +48,15 @@ class Hypervisor {
   hasLink = true;
   guest: Guest | undefined;
   snapshot: Content | undefined;
+  /** Whether the guest agent refuses to freeze the file systems. */
+  refusesFreeze = false;
+  /** Number of times that the guest was paused. */
+  pauses = 0;
   readonly exited = Promise.withResolvers<{ code: number; signal: null }>();
   readonly #host: SimulatedHost;
   readonly #ram: { path: string; isShared: boolean } | undefined;
-  readonly #disk: string;
+  #disk: string;
+  readonly #files = new Map<string, string>();
   readonly #servers: Server[] = [];
   readonly #sockets = new Set<Socket>();
   #node = 'disk';
@@ -143,7 +156,8 @@ class Hypervisor {
     try {
       const { guest } = JSON.parse(stream) as { guest: Guest };
       const isApart = this.#ram !== undefined && this.#ignoresShared;
-      this.guest = isApart ? (readJson(this.#ram?.path ?? '') as Guest) : guest;
+      const saved = isApart ? (readJson(this.#ram?.path ?? '') as Guest) : guest;
+      this.guest = { ...saved, isOld: isApart };
       if (this.guest.count !== guest.count) {
         this.#host.faults.push(`${this.uid}: memory and devices are of two moments`);
       }
@@ -172,6 +186,9 @@ class Hypervisor {
     if (this.hasLink && guest.identity !== this.uid) {
       this.#host.faults.push(`${this.uid}: a guest named ${guest.identity} is connected to the network`);
     }
+    if (this.hasLink && guest.isOld === true) {
+      this.#host.faults.push(`${this.uid}: a guest that was not renewed is connected to the network`);
+    }
     if (!guest.isFrozen) {
       guest.count += 1;
       const { count, prepared } = guest;
@@ -197,6 +214,7 @@ class Hypervisor {
       case 'query-status':
         return { status: this.status };
       case 'stop':
+        this.pauses += 1;
         this.status = this.status === 'running' ? 'paused' : this.status;
         return undefined;
       case 'cont':
@@ -246,6 +264,11 @@ class Hypervisor {
         return [...this.#exports].map((id) => ({ id }));
       case 'blockdev-add':
         this.#nodes.add(String(given['node-name']));
+        this.#files.set(String(given['node-name']), fileOf(given));
+        return undefined;
+      case 'blockdev-snapshot':
+        this.#node = String(given['overlay']);
+        this.#disk = join(this.folder, this.#files.get(this.#node) ?? '');
         return undefined;
       case 'blockdev-del':
         this.#nodes.delete(String(given['node-name']));
@@ -270,6 +293,10 @@ class Hypervisor {
       return;
     }
     this.#live();
+    if (execute === 'guest-fsfreeze-freeze' && this.refusesFreeze) {
+      socket.write(`${JSON.stringify({ error: { class: 'GenericError', desc: 'freeze is disabled' } })}\n`);
+      return;
+    }
     if (execute === 'guest-fsfreeze-freeze' || execute === 'guest-fsfreeze-thaw') {
       this.guest.isFrozen = execute === 'guest-fsfreeze-freeze';
       this.#keep();
@@ -298,7 +325,9 @@ class Hypervisor {
       guest.prepared += 1;
       this.#output = 'prepared\n';
     } else {
-      guest.identity = value('HOST_NAME');
+      // A guest that continues from a snapshot of itself keeps its names.
+      guest.identity = value('HOST_NAME') || guest.identity;
+      guest.isOld = false;
       this.#output = `${value('HOST_NAME')}\n${value('MACHINE_ID')}\n${value('MAC')}\n`;
     }
     this.#live();
@@ -338,6 +367,12 @@ export class SimulatedHost {
   identify(pid: number): ProcessIdentity | undefined {
     return this.processes.has(pid) ? { pid, startTime: '1', bootId: '1' } : undefined;
   }
+}
+
+/** Returns the name of the file of a block node. */
+function fileOf(given: Record<string, unknown>): string {
+  const { file } = given as { file?: { filename?: string } | string };
+  return typeof file === 'object' ? (file.filename ?? '') : '';
 }
 
 function valueAfter(command: readonly string[], option: string): string {

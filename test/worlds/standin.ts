@@ -67,6 +67,8 @@ export class StandInDriver implements DriverOfVMs {
   readonly #disks = new Map<string, Guest>();
   /** Content of snapshots, by their uids. */
   readonly #snapshots = new Map<string, Guest>();
+  readonly findSnapshot = async () => await Promise.resolve(undefined);
+  readonly snapshotBytes = async () => await Promise.resolve(0);
   readonly #paths = new Map<string, string>();
   readonly #consoles = new Map<string, SharedConsole>();
   readonly #forwards = new Set<Server>();
@@ -401,6 +403,8 @@ export class StandInImages implements ImageStore {
   async relieve(): Promise<void> {
     // The store uses no space.
   }
+
+  readonly freeBytes = async () => await Promise.resolve(Number.MAX_SAFE_INTEGER);
 
   withRoom<T>(_: object, signal: AbortSignal, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
     return work(signal);

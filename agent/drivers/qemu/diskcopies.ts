@@ -12,16 +12,24 @@ import { UNREADABLE } from '../statefile.ts';
 import { diskNode } from './arguments.ts';
 import { diskReader, requireOwnDisk } from './files.ts';
 import type { RunAs } from '../../../base/exec.ts';
-import { type Freeze, type GuestAgent, thaw, whileFrozen, type Freezing } from './guestagent.ts';
+import {
+  type Freeze,
+  type Freezing,
+  type FrozenWork,
+  type GuestAgent,
+  thaw,
+  whileFrozen,
+} from './guestagent.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import type { MachineContext } from './launch.ts';
 import {
   dropImageMemory,
   makeStreamFolder,
-  NOT_FROZEN,
   preparedDisk,
   prepareImage,
   removeMemoryFiles,
+  requireFrozen,
+  requireGuestAgent,
   requireSavable,
   requireStartable,
   saveStream,
@@ -210,6 +218,7 @@ export class DiskCopies {
   }
 
   async #copy(options: RunningCopy): Promise<DiskCopy> {
+    await this.#machine.dropHalfRenewed(this.#platforms);
     const file = await this.#machine.state.read();
     if (file === undefined) {
       throw new ReasonedError('NoMachine', `There is no machine ${this.#folder.uid}`);
@@ -254,12 +263,9 @@ export class DiskCopies {
     const runAs = processUser(isRoot, file.launched?.runAs);
     const take = await (memory === undefined
       ? this.#prepareDisk(qmp, file, runAs)
-      : this.#prepareMemory(qmp, file, runAs));
-    const { frozen, confirmed } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
+      : this.#prepareMemory(qmp, file, { runAs, signal }));
+    const { frozen } = await this.#whileFrozen(hypervisor.guestAgent, signal, take);
     const savedAt = Date.now();
-    if (memory !== undefined && !confirmed) {
-      throw new ReasonedError('MemoryNotSaved', NOT_FROZEN);
-    }
     const source = await serveSnapshot(qmp);
     onProgress(0);
     const as = runAs && { ...runAs, gid: this.#context.readers ?? runAs.gid };
@@ -289,14 +295,19 @@ export class DiskCopies {
   async #prepareMemory(
     qmp: QmpConnection,
     file: MachineFile,
-    runAs: RunAs | undefined,
-  ): Promise<() => Promise<void>> {
+    { runAs, signal }: { runAs: RunAs | undefined; signal: AbortSignal },
+  ): Promise<FrozenWork> {
     const { memoryBytes } = requireSavable(file);
     requireStartable(await this.#platforms.of(file.architecture), this.#context);
+    await requireGuestAgent(qmp);
     await makeStreamFolder(this.#folder, this.#context);
     const { state } = this.#machine;
-    const save = async () => await saveStream(this.#folder, { memoryBytes, runAs, qmp, file, state });
-    return async () => await this.#machine.whileSaving(save);
+    const saving = { memoryBytes, runAs, qmp, file, state, signal };
+    const save = async () => await saveStream(this.#folder, saving);
+    return async (freeze) => {
+      requireFrozen(freeze);
+      await this.#machine.whileSaving(save);
+    };
   }
 
   async #prepareImage(
@@ -323,15 +334,15 @@ export class DiskCopies {
   }
 
   /** Runs `work` while the guest's file systems are frozen. After {@link THAW_LIMIT} unconfirmed thaws, runs `work` without a freeze. */
-  async #whileFrozen(agent: GuestAgent, signal: AbortSignal, work: () => Promise<void>): Promise<Freeze> {
+  async #whileFrozen(agent: GuestAgent, signal: AbortSignal, work: FrozenWork): Promise<Freeze> {
     const { path } = this.#folder;
     if (((await readCopyNote(path))?.thawsFailed ?? 0) >= THAW_LIMIT) {
-      await work();
-      return {
-        frozen: false,
-        confirmed: false,
-        problems: ['The guest did not confirm earlier thaws, so the host copies the disk without a freeze'],
-      };
+      const problems = [
+        'The guest did not confirm earlier thaws, so the host copies the disk without a freeze',
+      ];
+      const none: Freeze = { frozen: false, confirmed: false, problems };
+      await work(none);
+      return none;
     }
     const remember = async (frozen: boolean) => await this.#note({ frozen });
     const freeze = await whileFrozen({ agent, signal, remember }, work);

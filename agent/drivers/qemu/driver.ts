@@ -37,7 +37,7 @@ import { requireLogWriter } from '../machineprocess.ts';
 import { DiskCopies } from './diskcopies.ts';
 import { startedWith } from './displaycard.ts';
 import { DisplayDpi } from './dpi.ts';
-import { createFiles, enlargeDisk, remakeFiles } from './files.ts';
+import { createFiles, enlargeDisk } from './files.ts';
 import { MachineGuest } from './guest.ts';
 import { type Hypervisor, pauseGuest, unpauseGuest } from './hypervisor.ts';
 import { requireMemoryFiles } from './imagememory.ts';
@@ -140,7 +140,7 @@ export class QemuDriver implements DriverOfVMs {
     const machine = this.#of(folder).machine;
     const state = await requireMachineFile(folder.path);
     const platform = await this.#platforms.of(state.architecture);
-    await this.#dropHalfRenewed(folder, platform);
+    await machine.dropHalfRenewed(this.#platforms);
     const wanted = plan.guest.diskSizeBytes ?? 0;
     if (wanted > (state.diskBytes ?? 0)) {
       await enlargeDisk(folder.path, state, { sizeBytes: wanted, isRoot: this.#context.isRoot });
@@ -155,13 +155,13 @@ export class QemuDriver implements DriverOfVMs {
     ofImage: MemoryFiles | undefined,
     signal?: AbortSignal,
   ): Promise<void> {
-    const copies = this.#of(folder).copies;
+    const { copies, machine } = this.#of(folder);
     await copies.exclusively(async () => {
       await copies.tidy();
       const state = await requireMachineFile(folder.path);
       const platform = await this.#platforms.of(state.architecture);
       const ofSnapshot = snapshotMemory(folder, state);
-      const memory = requireMemory(ofSnapshot ?? ofImage);
+      const memory = requireMemory(state.memoryOf === undefined ? ofImage : ofSnapshot);
       const [identity, source] =
         ofSnapshot === undefined
           ? ([identityOf(plan), 'image'] as const)
@@ -169,7 +169,7 @@ export class QemuDriver implements DriverOfVMs {
       await requireSame({ uid: folder.uid, plan: this.#owned(plan), state, platform, source }, memory);
       requireSafe(platform, memory, this.#context.ownRoot !== undefined);
       await requireMemoryFiles(memory, source);
-      await this.#dropHalfRenewed(folder, platform);
+      await machine.dropHalfRenewed(this.#platforms);
       await requireFresh(folder);
       await this.#startFromMemory(folder, { plan: this.#owned(plan), memory, platform, identity }, signal);
     }, signal);
@@ -199,7 +199,7 @@ export class QemuDriver implements DriverOfVMs {
       renewed = await machine.startFromMemory(plan, platform, options);
       note('renewed');
     } catch (error) {
-      await this.#remake(folder, platform);
+      await machine.remake(platform);
       signal?.throwIfAborted();
       throw new WarmStartRefused('RenewalFailed', messageOf(error));
     }
@@ -219,20 +219,6 @@ export class QemuDriver implements DriverOfVMs {
     if (lateMilliseconds > LATE_CLOCK_MILLISECONDS) {
       await guest.setTime();
     }
-  }
-
-  /** Calls {@link #remake} if an agent has died while the guest was renewed. The disk then fits neither the memory nor the image. */
-  async #dropHalfRenewed(folder: MachineFolder, platform: GuestPlatform): Promise<void> {
-    if ((await requireMachineFile(folder.path)).renewing === true) {
-      await this.#remake(folder, platform);
-    }
-  }
-
-  /** Throws away what a guest has written that was started from memory, but was not renewed. */
-  async #remake(folder: MachineFolder, platform: GuestPlatform): Promise<void> {
-    const { state } = this.#of(folder).machine;
-    await remakeFiles(folder, await requireMachineFile(folder.path), platform);
-    await state.update({ renewing: undefined, fresh: true });
   }
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
@@ -311,9 +297,10 @@ export class QemuDriver implements DriverOfVMs {
     signal: AbortSignal,
     { memory }: { memory: boolean } = { memory: false },
   ): Promise<DiskSnapshot> {
-    const { copies, layers } = this.#of(folder);
+    const { copies, layers, machine } = this.#of(folder);
     try {
       return await copies.runSnapshot(signal, async (freezing, either) => {
+        await machine.dropHalfRenewed(this.#platforms);
         const platform = memory ? await this.#platformOf(folder) : undefined;
         return await layers.take(uid, { freezing, platform, signal: either });
       });
@@ -327,6 +314,14 @@ export class QemuDriver implements DriverOfVMs {
 
   async #platformOf({ path }: MachineFolder): Promise<GuestPlatform> {
     return await this.#platforms.of((await requireMachineFile(path)).architecture);
+  }
+
+  async findSnapshot(folder: MachineFolder, uid: string): Promise<DiskSnapshot | undefined> {
+    return await this.#of(folder).layers.find(uid);
+  }
+
+  async snapshotBytes(folder: MachineFolder): Promise<number> {
+    return await this.#of(folder).layers.bytes();
   }
 
   async keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>, signal?: AbortSignal): Promise<void> {

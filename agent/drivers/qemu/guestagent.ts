@@ -224,26 +224,26 @@ export interface Freeze {
   problems: string[];
 }
 
+/** Work that is done while a guest is frozen, if it can be. The parameter tells whether the guest has confirmed it. */
+export type FrozenWork = (freeze: Readonly<Freeze>) => Promise<void>;
+
 /** Runs `take` while the guest agent `agent` has frozen the file systems of its guest, if it can. */
-export type Freezing = (agent: GuestAgent, take: () => Promise<void>) => Promise<Freeze>;
+export type Freezing = (agent: GuestAgent, take: FrozenWork) => Promise<Freeze>;
 
 /**
  * Runs `work` while the guest's file systems are frozen. If no guest agent answers, or if the freeze fails, runs `work` without a freeze.
  * After a request to freeze, the guest agent always gets a request to thaw before the promise settles, because a late freeze can still
  * succeed. No other code uses the guest agent from the freeze to the thaw.
  */
-export async function whileFrozen(options: FreezeOptions, work: () => Promise<void>): Promise<Freeze> {
+export async function whileFrozen(options: FreezeOptions, work: FrozenWork): Promise<Freeze> {
   return await options.agent.urgently(async () => await freezeAround(options, work));
 }
 
-async function freezeAround(
-  { agent, signal, remember }: FreezeOptions,
-  work: () => Promise<void>,
-): Promise<Freeze> {
+async function freezeAround({ agent, signal, remember }: FreezeOptions, work: FrozenWork): Promise<Freeze> {
   const connection = await GuestConnection.open(agent.folder, { signal });
   const freeze: Freeze = { frozen: false, confirmed: false, problems: [] };
   if (connection === undefined) {
-    await work();
+    await work(freeze);
     return freeze;
   }
   try {
@@ -257,7 +257,7 @@ async function freezeAround(
       signal.throwIfAborted();
       freeze.problems.push(String(error));
     }
-    await work();
+    await work(freeze);
   } finally {
     try {
       await thawOver(connection, agent.folder, { attempts: signal.aborted ? 1 : THAW_ATTEMPTS });

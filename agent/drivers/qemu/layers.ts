@@ -13,17 +13,18 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { timestamp } from '../../../base/time.ts';
 import type { BaseImage, MemoryFiles } from '../../disks/disk.ts';
-import { allocatedBytes } from '../../disks/diskio.ts';
+import { allocatedBytes, readEntries, unlessMissing } from '../../disks/diskio.ts';
 import { processUser } from '../../processes/users.ts';
 import { type DiskSnapshot, type MachineFolder, type MachineState, type VmPlan } from '../driver.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { diskBytesOf, giveDisk, keepVariables, makeOverlay, newGeneration, remakeFiles } from './files.ts';
-import { type Freezing, hasGuestAgent } from './guestagent.ts';
+import type { Freezing } from './guestagent.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import {
   convertStream,
   makeStreamFolder,
-  NOT_FROZEN,
+  requireFrozen,
+  requireGuestAgent,
   requireSavable,
   requireStartable,
   whilePaused,
@@ -54,6 +55,9 @@ const OWN_FILE =
  * layer costs memory of the hypervisor, and a read of old content asks them one after the other.
  */
 const DEPTH_LIMIT = 32;
+
+/** Largest number of files in a machine's folder that are counted. Sixteen snapshots have at most some hundreds. */
+const FILES_LIMIT = 2_000;
 
 /** The values with which a machine's disk gets a new file. */
 type DiskChange = Pick<MachineFile, 'disk' | 'parent' | 'layers'>;
@@ -130,17 +134,20 @@ export class MachineLayers {
     const qmp = await hypervisor.qmp();
     const before = await requireState(this.#machine.state);
     let takenAt = '';
-    const { frozen, confirmed } = await freezing(hypervisor.guestAgent, async () => {
-      takenAt = timestamp(Date.now());
+    const { frozen } = await freezing(hypervisor.guestAgent, async (freeze) => {
       const switchDisk = async () => await this.#switchDisk(qmp, change, overlay);
-      await (platform === undefined ? switchDisk() : this.#withStream(qmp, before, switchDisk));
+      if (platform === undefined) {
+        takenAt = timestamp(Date.now());
+        await switchDisk();
+        return;
+      }
+      requireFrozen(freeze);
+      takenAt = timestamp(Date.now());
+      await this.#withStream(qmp, { file: before, signal }, switchDisk);
     });
     const consistency = frozen ? 'FileSystem' : 'Crash';
     if (platform === undefined) {
       return { takenAt, consistency };
-    }
-    if (!confirmed) {
-      throw new ReasonedError('MemoryNotSaved', NOT_FROZEN);
     }
     const files = { ram: `memory-${change.parent}.ram`, state: `memory-${change.parent}.state` };
     const conversion = { file: before, platform, files, signal };
@@ -161,12 +168,16 @@ export class MachineLayers {
   }
 
   /** Pauses the guest, and writes its memory as a stream. The disk changes in the same pause, before the hypervisor gives it up for the stream. */
-  async #withStream(qmp: QmpConnection, file: MachineFile, switchDisk: () => Promise<void>): Promise<void> {
+  async #withStream(
+    qmp: QmpConnection,
+    { file, signal }: { file: MachineFile; signal: AbortSignal },
+    switchDisk: () => Promise<void>,
+  ): Promise<void> {
     const { memoryBytes } = requireSavable(file);
     await makeStreamFolder(this.#folder, this.#context);
     const work = async (): Promise<void> => {
       await switchDisk();
-      await writeStream(this.#folder, qmp, memoryBytes);
+      await writeStream(this.#folder, qmp, { memoryBytes, signal });
     };
     await this.#machine.whileSaving(async () => await whilePaused(qmp, this.#machine.state, work));
   }
@@ -186,9 +197,7 @@ export class MachineLayers {
     const { accelerator } = requireSavable(file);
     requireStartable(platform, this.#context);
     const hypervisor = await this.#machine.required();
-    if (!(await hasGuestAgent(await hypervisor.qmp()))) {
-      throw new ReasonedError('MemoryNotSaved', NOT_FROZEN);
-    }
+    await requireGuestAgent(await hypervisor.qmp());
     await requireRenewed(hypervisor, { accelerator, signal });
   }
 
@@ -218,10 +227,27 @@ export class MachineLayers {
       await giveDisk(this.#folder.path, plan.runAs, diskFile(next));
     }
     // Only a new disk fits the memory of the image or of the snapshot.
-    const fresh = layer === undefined || layer.snapshot?.memory !== undefined ? true : undefined;
+    const memoryOf = layer?.snapshot?.memory === undefined ? undefined : layer.id;
+    const fresh = layer === undefined || memoryOf !== undefined ? true : undefined;
     const generation = newGeneration(platform.architecture);
-    await this.#machine.state.update({ ...change, fresh, generation, renewing: undefined });
+    await this.#machine.state.update({ ...change, fresh, memoryOf, generation, renewing: undefined });
     await this.#sweep();
+  }
+
+  /** Returns the facts of the snapshot with this uid; undefined if there is none. */
+  async find(uid: string): Promise<DiskSnapshot | undefined> {
+    const file = await this.#machine.state.read();
+    const layer = file && layerOf(file, uid);
+    return layer && snapshotOf(layer);
+  }
+
+  /** Returns the bytes that the disk and all layers and memories of snapshots need, also those that nothing names any more. */
+  async bytes(): Promise<number> {
+    const names = (await readEntries(this.#folder.path, FILES_LIMIT)).map(({ name }) => name);
+    const sizes = names
+      .filter((name) => OWN_FILE.test(name))
+      .map(async (name) => (await unlessMissing(allocatedBytes(join(this.#folder.path, name)))) ?? 0);
+    return (await Promise.all(sizes)).reduce((sum, bytes) => sum + bytes, 0);
   }
 
   /** Removes all snapshots but those with these uids, and the files that nothing needs then. */
@@ -345,14 +371,14 @@ function snapshotOf({ snapshot, diskBytes }: Layer): DiskSnapshot {
 }
 
 /**
- * Returns the memory of the snapshot on which the disk is directly. The result is undefined if the disk is on no snapshot, or on one without
- * memory.
+ * Returns the memory of the snapshot to which the disk was reset. Later snapshots can be between both. The result is undefined if it had no
+ * memory, or if the snapshot was deleted since.
  */
 export function snapshotMemory(
   { path }: MachineFolder,
-  { layers = [], parent }: Pick<MachineFile, 'layers' | 'parent'>,
+  { layers = [], memoryOf }: Pick<MachineFile, 'layers' | 'memoryOf'>,
 ): MemoryFiles | undefined {
-  const memory = layers.find(({ id }) => id === parent)?.snapshot?.memory;
+  const memory = layers.find(({ id }) => id === memoryOf)?.snapshot?.memory;
   return memory && { ...memory, ram: join(path, memory.ram), state: join(path, memory.state) };
 }
 
@@ -395,9 +421,10 @@ function requireDisk(file: MachineFile | undefined): MachineFile & { diskBytes: 
     throw new ReasonedError('NoDisk', 'The machine has no disk');
   }
   if (layersFrom(rest, rest.parent).length >= DEPTH_LIMIT) {
+    // At most 120 characters of this message reach the VMSnapshot.
     throw new ReasonedError(
       'TooManySnapshots',
-      `The disk has ${DEPTH_LIMIT} layers of this and earlier snapshots. Revert the VM to make it smaller`,
+      `The disk has ${DEPTH_LIMIT} layers of snapshots. Save the VM as an Image and make a new one, or reset it`,
     );
   }
   return { ...rest, diskBytes };

@@ -15,7 +15,7 @@ import { MachineProcess } from '../machineprocess.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { DISK_NODE, NETWORK, processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
-import { newGeneration, wholeSectors } from './files.ts';
+import { newGeneration, remakeFiles, wholeSectors } from './files.ts';
 import { goOn, guestPoweredOff, Hypervisor, inspectLive, powerOffGuest, quit } from './hypervisor.ts';
 import {
   hypervisorLog,
@@ -25,7 +25,7 @@ import {
   START_REASONS,
 } from './launch.ts';
 import { forgetMemory, restoreMemory, saveMemory } from './memory.ts';
-import type { GuestPlatform } from './platform.ts';
+import type { GuestPlatform, HostPlatforms } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
 import { BEGUN, type MachineFile, QemuState } from './state.ts';
 
@@ -153,6 +153,28 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
       await this.state.update({ renewing: undefined, launched: known, diskBytes });
       return renewed;
     });
+  }
+
+  /**
+   * Ends the guest and calls {@link remake} if an agent has died while the guest was renewed. Nothing may use such a disk: it fits neither the
+   * memory nor the image.
+   */
+  async dropHalfRenewed(platforms: HostPlatforms): Promise<void> {
+    const state = await this.state.read();
+    if (state?.renewing === true) {
+      const identity = await this.process();
+      await (identity && killForCertain(identity));
+      await this.remake(await platforms.of(state.architecture));
+    }
+  }
+
+  /** Throws away what a guest has written that was started from memory, but was not renewed. */
+  async remake(platform: GuestPlatform): Promise<void> {
+    const state = await this.state.read();
+    if (state !== undefined) {
+      await remakeFiles(this.folder, state, platform);
+      await this.state.update({ renewing: undefined, fresh: true });
+    }
   }
 
   /**

@@ -3,7 +3,7 @@
  * a busy host.
  */
 import { once } from 'node:events';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -95,6 +95,15 @@ test.each([
   status = 'failed';
   await expect(saveMemory(folder, qmp, memoryBytes)).rejects.toThrow('failed');
   expect(limit.mock.calls).toEqual([[milliseconds], [milliseconds]]);
+});
+
+test('a save ends when its signal aborts, and leaves no file', async () => {
+  status = 'active';
+  const end = new AbortController();
+  const saving = saveMemory(folder, qmp, undefined, { signal: end.signal });
+  end.abort(new Error('the guest waits'));
+  await expect(saving).rejects.toThrow('the guest waits');
+  expect(await readdir(folder)).toEqual([FILES.qmp]);
 });
 
 test('a long error of a hypervisor that saves no memory is cut', async () => {

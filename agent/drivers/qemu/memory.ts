@@ -40,6 +40,8 @@ export interface MemoryStream {
    * to QEMU each time, because a process that was started from a memory file would leave the memory out of its next stream too.
    */
   ignoresFile?: boolean;
+  /** Ends a save early, for example because a guest waits for its end. */
+  signal?: AbortSignal;
 }
 
 /**
@@ -51,7 +53,7 @@ export async function saveMemory(
   folder: string,
   qmp: QmpConnection,
   memoryBytes?: number,
-  { file = FILES.memory, ignoresFile = false }: MemoryStream = {},
+  { file = FILES.memory, ignoresFile = false, signal: end }: MemoryStream = {},
 ): Promise<void> {
   const partial = resolve(folder, `${file}${PARTIAL}`);
   const socketFile = join(folder, FILES.migration);
@@ -65,7 +67,8 @@ export async function saveMemory(
     // by a relative path. Other users cannot reach the socket, because only root may enter the folder that contains the folders of all
     // machines.
     await chmod(socketFile, 0o666);
-    const signal = timeoutFor(memoryBytes);
+    const limit = timeoutFor(memoryBytes);
+    const signal = end === undefined ? limit : AbortSignal.any([limit, end]);
     await ignoreFile(qmp, ignoresFile);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);
     await syncedRename(partial, resolve(folder, file));

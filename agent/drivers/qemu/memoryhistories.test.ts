@@ -12,100 +12,28 @@ import type * as time from '../../../base/time.ts';
 import type * as processes from '../../processes/process.ts';
 import { type MachineFolder, type VmLaunchPlan, WarmStartRefused } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
-import type { GuestPlatform } from './platform.ts';
 
-const { asStep, host, Life, liveAs, lives, NoCgroups, NoConsole, stepping } = await vi.hoisted(async () => ({
-  ...(await import('../../../test/worlds/lives.ts')),
-  host: {} as { world: SimulatedHost },
-}));
+const { host, Life, liveAs, modules, NoCgroups, NoConsole, stepping } = await vi.hoisted(async () => {
+  const { qemuModules } = await import('../../../test/worlds/qemumodules.ts');
+  const only = {} as { world: SimulatedHost };
+  return { ...(await import('../../../test/worlds/lives.ts')), host: only, modules: qemuModules(only) };
+});
 
 vi.mock('node:fs/promises', async (importOriginal) => stepping(await importOriginal<object>()));
-
-vi.mock('../../../base/time.ts', async (importOriginal) => {
-  const original = await importOriginal<typeof time>();
-  const pause: typeof original.pause = async (milliseconds, signal) => {
-    await original.pause(milliseconds, signal);
-    lives.getStore()?.check();
-  };
-  return { ...original, pause };
-});
-
-vi.mock('../../../base/files.ts', async (importOriginal) => {
-  const removeTrees = asStep((paths: string[]) => {
-    paths.forEach((path) => rmSync(path, { recursive: true, force: true }));
-  });
-  return { ...(await importOriginal<object>()), removeTrees };
-});
-
-vi.mock('../../disks/qemuimg.ts', async (importOriginal) => {
-  const createQcow2 = asStep((path: string, _size: number, base?: { path: string }) => {
-    writeFileSync(path, JSON.stringify({ base: base?.path }));
-  });
-  const convertToRaw = asStep((_source: unknown, target: string, { folder }: { folder: string }) => {
-    writeFileSync(target, JSON.stringify({ own: host.world.in(folder)?.snapshot }));
-  });
-  return { ...(await importOriginal<object>()), createQcow2, convertToRaw };
-});
-
+vi.mock('../../../base/time.ts', async (importOriginal) => modules.time(await importOriginal<typeof time>()));
+vi.mock('../../../base/files.ts', async (importOriginal) => modules.files(await importOriginal<object>()));
+vi.mock('../../disks/qemuimg.ts', async (importOriginal) => modules.qemuimg(await importOriginal<object>()));
 vi.mock('../../disks/qcow2.ts', () => ({ readQcow2: async () => ({}) }));
-
-vi.mock('../../processes/process.ts', async (importOriginal) => {
-  const original = await importOriginal<typeof processes>();
-  type Identity = { pid: number };
-  const end = asStep(({ pid }: Identity) => host.world.processes.get(pid)?.end());
-  const find = async (mark: string) => {
-    lives.getStore()?.check();
-    const found = host.world.of(mark.replace('guest=berth-', ''));
-    return found && host.world.identify(found.pid);
-  };
-  return {
-    ...original,
-    connectTo: async (path: string) => {
-      lives.getStore()?.check();
-      return await original.connectTo(path);
-    },
-    isAlive: async ({ pid }: Identity) => host.world.processes.has(pid),
-    waitForExit: async ({ pid }: Identity) => !host.world.processes.has(pid),
-    killForCertain: end,
-    findByArgument: find,
-    killByArgument: async (mark: string) => {
-      const found = await find(mark);
-      await (found && end(found));
-    },
-  };
-});
-
+vi.mock('../../processes/process.ts', async (importOriginal) =>
+  modules.processes(await importOriginal<typeof processes>()),
+);
 vi.mock('../../processes/cgroup.ts', () => ({ MachineCgroups: NoCgroups }));
 vi.mock('../../console/store.ts', () => ({ ConsoleStore: NoConsole }));
+vi.mock('../machineprocess.ts', async (importOriginal) =>
+  modules.machineProcess(await importOriginal<object>()),
+);
+vi.mock('./platform.ts', async (importOriginal) => modules.platform(await importOriginal<object>()));
 
-vi.mock('../machineprocess.ts', async (importOriginal) => {
-  const launch = asStep((folder: MachineFolder, { command }: { command: string[] }) => {
-    const started = host.world.start(folder.path, command);
-    return { identity: host.world.identify(started.pid), exited: started.exited.promise };
-  });
-  return { ...(await importOriginal<object>()), launch };
-});
-
-vi.mock('./platform.ts', async (importOriginal) => ({
-  ...(await importOriginal<object>()),
-  HostPlatforms: class {
-    async of(): Promise<GuestPlatform> {
-      return await Promise.resolve(PLATFORM);
-    }
-  },
-}));
-
-const PLATFORM: GuestPlatform = {
-  architecture: 'amd64',
-  binary: 'qemu',
-  machineType: 'pc-q35-7.2',
-  accelerator: 'tcg',
-  firmware: undefined,
-  display: { virtioVga: true, dbus: false, vncMaximum: { width: 1, height: 1 } },
-  runWith: false,
-  version: '7.2.22',
-  readOnlyMemory: false,
-};
 const MEMORY_BYTES = 2 ** 20;
 const DISK_BYTES = 4096;
 /** Folder in memory, because the agent writes its files to the disk at once. */

@@ -5,7 +5,7 @@ import type { Logger } from 'pino';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { listFolders, writeWhole } from '../../../base/files.ts';
-import type { FoundMachine } from '../driver.ts';
+import { type FoundMachine, MEMORY_WORK } from '../driver.ts';
 import {
   endSchema,
   processSchema,
@@ -38,7 +38,7 @@ export const FILES = {
   /** Saved memory and device states of a suspended machine. */
   memory: 'memory',
   /** Folder for the memory of an image that is being saved from the machine. */
-  imageMemory: 'image-memory',
+  imageMemory: MEMORY_WORK,
   /** Picture of the screen, while the agent makes it. */
   picture: 'screen.png',
 } as const;
@@ -161,6 +161,8 @@ const stateSchema = z.object({
   suspended: z.boolean(),
   /** True until the first start of a guest from this disk. Only such a disk fits the memory of its image, or of the snapshot under it. */
   fresh: z.boolean().optional(),
+  /** Id of the layer whose snapshot has the memory that fits the fresh disk. Absent if the disk was not reset to a snapshot with memory. */
+  memoryOf: z.string().optional(),
   /**
    * True while a guest that was started from the memory of its image has not got an identity of its own yet. If the agent dies meanwhile,
    * the process is ended, and the disk is made anew before the next start.

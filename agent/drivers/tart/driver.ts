@@ -231,6 +231,14 @@ export class TartDriver implements DriverOfVMs {
     throw new ReasonedError('SnapshotNotTaken', 'A host with the driver tart takes no snapshots');
   }
 
+  async findSnapshot(): Promise<DiskSnapshot | undefined> {
+    return await Promise.resolve(undefined);
+  }
+
+  async snapshotBytes(): Promise<number> {
+    return await Promise.resolve(0);
+  }
+
   async keepSnapshots(): Promise<void> {
     // There are no snapshots.
   }

@@ -36,6 +36,26 @@ it('the budget is for images: the copy of a task needs none of it, and takes non
   await expect(within(image, 6)).rejects.toMatchObject(full);
 });
 
+it('work whose bytes the host knows has all of them reserved before it begins, and its message names it', async () => {
+  const { layout } = await prepared();
+  const catalog = { all: () => [], evictable: () => [], kept: () => [] } as unknown as Catalog;
+  const options = { layout, catalog, logger, onEviction: () => undefined };
+  const space = new Space({ ...options, budget: 15 * MEBIBYTE, minimumFree: 0 });
+  const within = async (name: string, isAtOnce: boolean, work = async () => 'done'): Promise<string> => {
+    const { folder } = layout.partial(name);
+    const need = { folder, tenant: 'team', bytes: 10 * MEBIBYTE, what: 'The memory of the VM', isAtOnce };
+    return await space.within(need, new AbortController().signal, work);
+  };
+  const full = {
+    reason: 'DiskFull',
+    message: 'The memory of the VM needs 10485760 bytes, and this host has too little disk space for it',
+  };
+  await expect(within('one', true, async () => await within('two', true))).rejects.toMatchObject(full);
+  await expect(within('one', true, async () => await within('fetch', false))).rejects.toMatchObject(full);
+  expect(await within('fetch', false, async () => await within('other', false))).toBe('done');
+  expect(await within('one', true)).toBe('done');
+});
+
 it('the budget ends a fetch that takes more than it reserved, if no image can be removed, and no other fetch', async () => {
   vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
   onTestFinished(() => void vi.useRealTimers());

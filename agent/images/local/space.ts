@@ -118,14 +118,15 @@ export class Space {
    * @throws ReasonedError `DiskFull` when there is too little disk space, before or during the work.
    */
   async within<T>(
-    { folder, tenant, bytes }: Need,
+    { bytes, ...need }: Need,
     signal: AbortSignal,
     work: (watched: Watched) => Promise<T>,
   ): Promise<T> {
     const full = new AbortController();
     const end = (reason: Error): void => full.abort(reason);
-    const claim: SpaceClaim = { folder, tenant, end, announced: 0, reserved: 0 };
-    const need = async (announced: number): Promise<void> => {
+    const claim: SpaceClaim = { ...need, end, announced: 0, reserved: 0 };
+    const { folder } = claim;
+    const announce = async (announced: number): Promise<void> => {
       await this.#making.run(async () => {
         claim.announced = announced;
         await this.#requireFit(claim);
@@ -133,10 +134,10 @@ export class Space {
         this.#claims.add(claim);
       });
     };
-    await need(bytes);
+    await announce(bytes);
     const watch = setInterval(() => void this.#watch(claim, full), WATCH_MILLISECONDS);
     try {
-      const result = await work({ signal: AbortSignal.any([signal, full.signal]), need });
+      const result = await work({ signal: AbortSignal.any([signal, full.signal]), need: announce });
       // Fast work can write more between two checks than was reserved.
       await this.#making.run(async () => await this.#reserve(claim, await folderBytes(folder)));
       return result;
@@ -178,6 +179,11 @@ export class Space {
   /** Removes fetches that are not running, and then images that nobody needs, until at least `minimumFree` bytes are free. */
   async relieve(): Promise<void> {
     await this.#making.run(() => this.#relieve());
+  }
+
+  /** Returns how many bytes of the disk are free beside `minimumFree`, at least 0. */
+  async free(): Promise<number> {
+    return Math.max(0, await this.#meter.free());
   }
 
   /** Returns the number of bytes that images take on the disk, including unfinished fetches. */
@@ -268,17 +274,17 @@ export class Space {
 
   /** Returns the error for a claim without space. The numbers of the host are only in its log, because tenants see the message. */
   #full(
-    { folder, announced, reserved }: SpaceClaim,
+    { folder, announced, reserved, what = 'The image' }: SpaceClaim,
     numbers: { lacking: number; free: number },
   ): ReasonedError {
     this.#options.logger.warn(
       { folder, announced, reserved, ...numbers },
-      'An image has too little disk space',
+      'The disk has too little space for an image or a snapshot',
     );
     const needed = Math.max(announced, reserved);
     return new ReasonedError(
       'DiskFull',
-      `The image needs ${needed} bytes, and this host has too little disk space for it`,
+      `${what} needs ${needed} bytes, and this host has too little disk space for it`,
     );
   }
 

@@ -2,6 +2,7 @@
  * Measures the disk space for images: what is used, free, and reserved, and the share of each tenant. A tenant is a namespace. It can use
  * free space without a limit, but more than half of the space only as long as nobody else needs it.
  */
+
 import type { Catalog } from './catalog.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import { freeDisk, isDiskPressed } from '../../disks/freedisk.ts';
@@ -20,6 +21,13 @@ export interface Need {
   /** Namespace for which the work is done. */
   readonly tenant: string;
   readonly bytes: number;
+  /** What needs the space, at the beginning of a message. The default is "The image". */
+  readonly what?: string;
+  /**
+   * Whether all bytes are reserved before the work begins. By default, they are reserved as they arrive, because a source can announce any
+   * size. Only for work whose bytes the host knows, and writes faster than anybody watches.
+   */
+  readonly isAtOnce?: boolean;
 }
 
 /** Reservation of disk space for work in a folder. */
@@ -29,6 +37,8 @@ export interface SpaceClaim {
   readonly tenant: string | undefined;
   /** Ends the work with this reason. */
   readonly end: (reason: Error) => void;
+  readonly what?: string | undefined;
+  readonly isAtOnce?: boolean | undefined;
   /** Total number of bytes that the work needs, as far as somebody has announced it. */
   announced: number;
   /** Number of bytes for which space is reserved, including the bytes that the work has already written. */
@@ -36,7 +46,10 @@ export interface SpaceClaim {
 }
 
 /** Returns for how many bytes a claim should have space when its work has written `written` bytes. */
-export function stepOf({ announced }: SpaceClaim, written: number): number {
+export function stepOf({ announced, isAtOnce }: SpaceClaim, written: number): number {
+  if (isAtOnce === true) {
+    return announced;
+  }
   const ahead = Math.min(MOST_AHEAD_BYTES, Math.max(LEAST_AHEAD_BYTES, written));
   return Math.min(announced, written + ahead);
 }

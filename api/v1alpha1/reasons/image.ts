@@ -24,11 +24,11 @@ export const FETCH_REASONS = {
     todo: 'Find out why the source is slow, or use a faster one',
   },
   DiskFull: {
-    seen: FETCH,
+    seen: { ...FETCH, VMSnapshot: ['Ready', 'Stalled', 'Event'] },
     class: 'passing',
     by: 'agent',
-    says: 'The host has too little disk space for the image. The condition’s message contains the needed bytes, and the agent’s log the free ones',
-    todo: 'Free space on the disk of the host, or add a larger disk',
+    says: 'The host has too little disk space, or the namespace has its share. The message has the needed bytes, the agent’s log the free ones',
+    todo: 'Free space on the disk of the host, delete VMSnapshots, or add a larger disk',
   },
 } as const;
 

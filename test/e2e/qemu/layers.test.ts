@@ -18,15 +18,20 @@ import { BEGINS, type SnapshotJob } from './snapshotagent.ts';
 
 /** Times after the beginning of a snapshot at which its agent is killed. A snapshot takes about 100 ms here. */
 const DEATHS_MILLISECONDS = [5, 25, 60, 120];
+/** The same for one with memory: before the pause, in it, and while the files of the memory are made. It takes a second or two. */
+const MEMORY_DEATHS_MILLISECONDS = [150, 450, 1_000];
 /** Smallest size of the files with the memory of a guest. */
 const LEAST_MEMORY_BYTES = 10 * 1024 ** 2;
 const { signal } = new AbortController();
 
-/** Returns the disks and layers in the folder of a machine, and those that its state file names. */
+/** Returns the disks, layers and memories in the folder of a machine, and those that its state file names. */
 async function filesOf({ folder }: TestMachine): Promise<{ found: string[]; named: string[] }> {
-  const found = (await readdir(folder.path)).filter((name) => name.endsWith('.qcow2')).toSorted();
+  const found = (await readdir(folder.path)).filter((name) => /\.qcow2$|memory/.test(name)).toSorted();
   const { disk = 'disk.qcow2', layers = [] } = (await readMachineFile(folder.path)) ?? {};
-  return { found, named: [disk, ...layers.map(({ file }) => file)].toSorted() };
+  const ofLayers = layers.flatMap(({ file, snapshot: { memory } = {} }) =>
+    memory === undefined ? [file] : [file, memory.ram, memory.state],
+  );
+  return { found, named: [disk, ...ofLayers].toSorted() };
 }
 
 describe('snapshots of a machine', { timeout: 4 * BOOT_DEADLINE_MILLISECONDS }, () => {
@@ -161,36 +166,51 @@ describe('snapshots of a machine', { timeout: 4 * BOOT_DEADLINE_MILLISECONDS }, 
     expect(left).toEqual([]);
   });
 
+  /** Kills an agent this long after it has begun a snapshot. The next agent finds the guest running, and takes another snapshot. */
+  async function killAgent(name: string, milliseconds: number, memory: boolean): Promise<void> {
+    await machine.driver.close();
+    const uids = [`${name}-killed`];
+    const job: SnapshotJob = { dataDirectory: machine.host.directory, folder: machine.folder, uids, memory };
+    const script = new URL('./snapshotagent.ts', import.meta.url).pathname;
+    const agent = spawn(process.execPath, [script, JSON.stringify(job)], {
+      stdio: ['ignore', 'pipe', 'inherit'],
+    });
+    const ended = once(agent, 'exit');
+    let output = '';
+    agent.stdout.on('data', (data: Buffer) => (output += data.toString()));
+    await waitFor('a snapshot to begin', () => output.includes(BEGINS), { intervalMilliseconds: 1 });
+    await pause(milliseconds);
+    agent.kill('SIGKILL');
+    await ended;
+    await machine.host.restartAgent();
+    expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
+    const taken = await machine.driver.takeSnapshot(machine.folder, `${name}-after`, signal, { memory });
+    expect(taken.memory !== undefined).toBe(memory);
+    const { found, named } = await filesOf(machine);
+    expect(found).toEqual(named);
+  }
+
   it('whose agent dies at any moment leave nothing but whole snapshots, and the guest loses nothing', async () => {
     await machine.tell('write');
-    for (const [round, milliseconds] of DEATHS_MILLISECONDS.entries()) {
-      await machine.driver.close();
-      const uids = [`round-${round}`];
-      const job: SnapshotJob = { dataDirectory: machine.host.directory, folder: machine.folder, uids };
-      const script = new URL('./snapshotagent.ts', import.meta.url).pathname;
-      const agent = spawn(process.execPath, [script, JSON.stringify(job)], {
-        stdio: ['ignore', 'pipe', 'inherit'],
-      });
-      const ended = once(agent, 'exit');
-      let output = '';
-      agent.stdout.on('data', (data: Buffer) => (output += data.toString()));
-      await waitFor('a snapshot to begin', () => output.includes(BEGINS), { intervalMilliseconds: 1 });
-      await pause(milliseconds);
-      agent.kill('SIGKILL');
-      await ended;
-      await machine.host.restartAgent();
-      expect(await machine.state()).toMatchObject({ kind: 'running', guestStarted: true });
-      // The next agent finds its way, whatever the last one has left.
-      await machine.driver.takeSnapshot(machine.folder, `after-${round}`, signal);
-      const { found, named } = await filesOf(machine);
-      expect(found).toEqual(named);
+    expect(await machine.tell('agent=0')).toBe('listening\n');
+    for (const milliseconds of DEATHS_MILLISECONDS) {
+      await killAgent(`disk-${milliseconds}`, milliseconds, false);
+    }
+    for (const milliseconds of MEMORY_DEATHS_MILLISECONDS) {
+      await killAgent(`memory-${milliseconds}`, milliseconds, true);
     }
     const least = await number();
     await waitFor('the guest to write on', async () => (await number()) > least + 1);
+    const { driver, folder, plan } = machine;
+    const { boot_id } = await machine.page();
+    await driver.revert(folder, plan, base, `memory-${MEMORY_DEATHS_MILLISECONDS.at(-1)}-after`);
+    await driver.startFromMemory(folder, plan, undefined);
+    expect(await machine.page()).toMatchObject({ boot_id });
+    const kept = await number();
     await machine.stop(0);
     await machine.start();
     await machine.page();
-    await expectWritten(least);
+    await expectWritten(kept);
   });
 });
 
