@@ -25,16 +25,17 @@ interface Source {
   readonly imports: readonly string[];
 }
 
-/** Returns the production files of a checkout: TypeScript in a wing, without tests. */
+/** Returns the production files of a checkout: TypeScript in a wing, also with elements of pages (`.tsx`), without tests. */
 function readSources(root: string): Source[] {
-  const paths = execFileSync('git', ['ls-files', '-z', '*.ts'], { cwd: root, encoding: 'utf8' }).split('\0');
+  const paths = execFileSync('git', ['ls-files', '-z', '*.ts', '*.tsx'], {
+    cwd: root,
+    encoding: 'utf8',
+  }).split('\0');
   // Git also lists a file that was deleted since the last commit.
   const wanted = paths
     .filter((path) => {
       const [wing = ''] = path.split('/');
-      return (
-        wing !== 'test' && WINGS[wing] !== undefined && path.endsWith('.ts') && !path.endsWith('.test.ts')
-      );
+      return wing !== 'test' && WINGS[wing] !== undefined && !/\.test\.tsx?$/.test(path);
     })
     .filter((path) => existsSync(join(root, path)));
   const known = new Set(wanted);
