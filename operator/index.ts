@@ -44,6 +44,7 @@ import { SERVER_WORKERS, ServerReconciler } from './server/controller.ts';
 import { createDriver } from './server/drivers/create.ts';
 import { ServerMetrics } from './server/metrics.ts';
 import { enqueueServers } from './server/observe.ts';
+import { enqueueJobTimes, JobTimesReconciler } from './vm/times/controller.ts';
 import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/owner.ts';
 import { DemandReconciler, enqueueDemand } from './server/demand/controller.ts';
 import { VMReconciler } from './vm/controller.ts';
@@ -95,6 +96,7 @@ export function createControllers(options: OperatorOptions): Controllers {
   // The key of a RoleBinding is queued even if the RoleBinding does not exist yet, but only while its namespace exists.
   const hasNamespace = (key: string) => namespaces.cache.get(refOf(key).namespace ?? '') !== undefined;
   const plain = plainControllers(options, watches);
+  const times = new JobTimesReconciler(options);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
     controllers: [
@@ -111,7 +113,8 @@ export function createControllers(options: OperatorOptions): Controllers {
       hostController(options, watches, hostState),
       certificateController(options, watches, hostState),
       emulatorController(options, watches, hostState),
-      poolController(options, watches),
+      poolController(options, watches, times),
+      jobTimesController(options, watches, times),
       // Makes room for VMs that wait for a host. Its one worker keeps the pause between two deletions.
       plain('poolyield', { workers: 1 }, YieldReconciler, enqueueYield),
       // Creates and corrects the RoleBindings of served namespaces.
@@ -274,10 +277,35 @@ function serverController(options: OperatorOptions, watches: OperatorWatches): C
   return controller;
 }
 
-function poolController(options: OperatorOptions, watches: OperatorWatches): Controller {
+/** Creates the controller that stores how long jobs waited and ran. */
+function jobTimesController(
+  options: OperatorOptions,
+  watches: OperatorWatches,
+  times: JobTimesReconciler,
+): Controller {
+  watches.namespaces.cache.onChange(({ type, object }) => {
+    if (type === 'deleted') {
+      times.forget(object.metadata.name);
+    }
+  });
+  watches.vms.cache.onChange((change) => times.observe(change));
+  const controller = controllerFor(options, 'jobtimes', { workers: 1 }, times, new Consistency());
+  enqueueJobTimes(controller, times);
+  return controller;
+}
+
+function poolController(
+  options: OperatorOptions,
+  watches: OperatorWatches,
+  times: JobTimesReconciler,
+): Controller {
   const { registry, isLeader } = options;
   const consistency = new Consistency();
-  const metrics = new PoolMetrics(registry, { isLeader, pools: () => watches.pools.cache.list() });
+  const metrics = new PoolMetrics(registry, {
+    isLeader,
+    pools: () => watches.pools.cache.list(),
+    onTime: ({ metadata: { namespace = '' } }, measure, seconds) => times.add(namespace, measure, seconds),
+  });
   watches.namespaces.cache.onChange(({ type, object }) => {
     if (type === 'deleted') {
       metrics.forget(object.metadata.name);

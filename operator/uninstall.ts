@@ -8,7 +8,15 @@ import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
 import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/fields.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
-import { ADOPTIONS, CLUSTER_INFO, GROUP, HOST_KEY, HOST_RECORDS, HOST_VALUE } from '../api/v1alpha1/names.ts';
+import {
+  ADOPTIONS,
+  CLUSTER_INFO,
+  GROUP,
+  HOST_KEY,
+  HOST_RECORDS,
+  HOST_VALUE,
+  JOB_TIMES,
+} from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { CONFIG_MAPS, LEASES, NODES, PODS, ROLE_BINDINGS, SECRETS } from '../kube/core.ts';
 import { isConflict, unlessMissing } from '../kube/errors.ts';
@@ -148,7 +156,7 @@ async function remove(client: KubeClient, options: UninstallOptions, logger: Log
   await removeHosts(client, logger);
   await untilNone(() => releaseKept(client), signal);
   await client.delete(LEASES, { namespace: options.namespace, name: OPERATOR });
-  for (const name of [APPROVALS_NAME, HOST_RECORDS, ADOPTIONS, CLUSTER_INFO]) {
+  for (const name of [APPROVALS_NAME, HOST_RECORDS, ADOPTIONS, CLUSTER_INFO, JOB_TIMES]) {
     await client.delete(CONFIG_MAPS, { namespace: options.namespace, name });
   }
 }

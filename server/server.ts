@@ -51,6 +51,7 @@ import { addLifeRoutes } from './vms/life.ts';
 import { addVMSnapshotRoutes } from './vmsnapshots.ts';
 import { addVMRoutes, PICTURES, type VMParts } from './vms/routes.ts';
 import { addConsoleChanges } from './console/changes.ts';
+import { addConsoleTimes } from './console/times.ts';
 
 /**
  * Time in milliseconds in which a stopping server completes its answers. It is shorter than the 30 s after which Kubernetes kills the Pod.
@@ -251,4 +252,5 @@ function addRoutes(
   addConsoleChanges(app, services.config.dpiMaximum);
   addConsoleLogs(app, watching);
   addConsoleStreams(app, services, streams);
+  addConsoleTimes(app, services);
 }

@@ -232,6 +232,8 @@ export const HOST_RECORDS = 'berth-host-records';
 export const GIVE_UP_PREFIX = 'give-up_';
 /** ConfigMap in the operator's namespace with the Pods that continue VMs. A Pod is there until it is created. */
 export const ADOPTIONS = 'berth-adoptions';
+/** ConfigMap in the operator's namespace with the times of jobs in the last hours. It has one key for each namespace. */
+export const JOB_TIMES = 'berth-job-times';
 
 /**
  * Annotation of an object. Its value is the name of the user who created the object. An admission policy lets users write only their own

@@ -33,7 +33,7 @@ const place: fc.Arbitrary<Place> = fc.oneof(
     { page: fc.constant('deploy' as const), namespace, like: name },
     { requiredKeys: ['page', 'namespace'] },
   ),
-  fc.record({ page: fc.constant('access' as const), namespace }),
+  fc.record({ page: fc.constantFrom('access' as const, 'times' as const), namespace }),
 );
 
 it('an address leads to the place from which it was made', () => {

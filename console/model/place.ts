@@ -31,7 +31,7 @@ export type Place =
       /** Name of a VM whose values the form has at first. */
       readonly like?: string;
     }
-  | { readonly page: 'access'; readonly namespace: string | undefined };
+  | { readonly page: 'access' | 'times'; readonly namespace: string | undefined };
 
 /** What the page of a VM can show instead of its overview. */
 export const VM_VIEWS = ['screen', 'console', 'log'] as const;
@@ -81,6 +81,7 @@ const PAGES = new Map<string, (parameters: URLSearchParams, parts: readonly stri
     },
   ],
   ['access', (parameters) => ({ page: 'access', namespace: namespaceIn(parameters) })],
+  ['times', (parameters) => ({ page: 'times', namespace: namespaceIn(parameters) })],
 ]);
 
 function namespaceIn(parameters: URLSearchParams): string | undefined {

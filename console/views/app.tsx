@@ -10,6 +10,7 @@ import { FleetPage } from './fleetpage.tsx';
 import { usePlace } from './hooks.ts';
 import { KIND_LISTS } from './kinds.ts';
 import { ObjectsPage } from './objectspage.tsx';
+import { TimesPage } from './timespage.tsx';
 import { SignIn } from './signin.tsx';
 import { VMDetails } from './vmdetails.tsx';
 import { VMsPage } from './vmspage.tsx';
@@ -74,6 +75,9 @@ function Frame({ api, session, onLeave }: FrameProps) {
               {name}
             </PageLink>
           ))}
+          <PageLink to={{ page: 'times', namespace }} place={place}>
+            Times
+          </PageLink>
           <PageLink to={{ page: 'access', namespace }} place={place}>
             Access
           </PageLink>
@@ -112,6 +116,9 @@ function Page({ place, api, session, fleet, namespace }: PageProps) {
   const own = namespace ?? session.defaultNamespace;
   if (place.page === 'deploy') {
     return <DeployPage key={`${own}/${place.like}`} api={api} namespace={own} like={place.like} />;
+  }
+  if (place.page === 'times') {
+    return <TimesPage key={namespace} api={api} namespace={namespace} />;
   }
   if (place.page === 'access') {
     return <AccessPage key={own} api={api} namespace={own} />;

@@ -95,7 +95,7 @@ const CACHE = 'imagecacheentries';
 function CacheViews({ place }: Pick<ObjectsPageProps, 'place'>) {
   const { by, ...others } = place;
   return (
-    <nav aria-label="Groups" class="views">
+    <nav aria-label="Groups" class="groups">
       <a href={formatPlace(others)} {...(by === undefined && { 'aria-current': 'true' })}>
         by image
       </a>

@@ -43,7 +43,11 @@ function vm({ powerState = 'Running', isOwned = false, observed = 1, isDeleted =
 
 function world(pools: VMPool[] = [POOL]) {
   const registry = new Registry();
-  const metrics = new PoolMetrics(registry, { isLeader: () => true, pools: () => [] });
+  const metrics = new PoolMetrics(registry, {
+    isLeader: () => true,
+    pools: () => [],
+    onTime: () => undefined,
+  });
   let now = 0;
   const cache = { get: (key: string) => pools.find(() => key === 'platform-a/ci') };
   const source = { cache } as unknown as Informer<VMPool>;

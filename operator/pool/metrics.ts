@@ -6,6 +6,8 @@ import { exportLeaderGauge } from '../../kube/leadergauge.ts';
 export interface PoolView {
   readonly isLeader: () => boolean;
   readonly pools: () => readonly Readonly<VMPool>[];
+  /** Called with each time of a job in seconds. */
+  readonly onTime: (pool: Readonly<VMPool>, measure: 'waited' | 'ran', seconds: number) => void;
 }
 
 /** Upper bounds in seconds. A VM that runs can be used at once, a suspended one resumes in about a second, and a new one boots. */
@@ -22,8 +24,10 @@ export class PoolMetrics {
   readonly #failures: Counter<'vm_namespace'>;
   readonly #waits: Histogram<'vm_namespace' | 'pool' | 'start'>;
   readonly #runs: Histogram<'vm_namespace' | 'pool'>;
+  readonly #onTime: PoolView['onTime'];
 
   constructor(registry: Registry, view: PoolView) {
+    this.#onTime = view.onTime;
     const registers = [registry];
     exportLeaderGauge(registry, {
       name: 'berth_pool_vms',
@@ -71,11 +75,13 @@ export class PoolMetrics {
   /** Measures the wait for a claimed VM. */
   waited(pool: Readonly<VMPool>, start: ClaimStart, seconds: number): void {
     this.#waits.observe({ ...labelsOf(pool), start }, Math.max(0, seconds));
+    this.#onTime(pool, 'waited', seconds);
   }
 
   /** Measures the job of a VM that has ended. */
   ran(pool: Readonly<VMPool>, seconds: number): void {
     this.#runs.observe(labelsOf(pool), Math.max(0, seconds));
+    this.#onTime(pool, 'ran', seconds);
   }
 
   /** Removes the series of a deleted pool. */

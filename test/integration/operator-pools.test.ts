@@ -2,13 +2,20 @@
 import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { type Claim, claimVM, membersBy } from '../../actions/claim.ts';
-import { CLAIMED_BY_ANNOTATION, CLAIMED_FROM_LABEL, POOL_LABEL } from '../../api/v1alpha1/names.ts';
+import { parseJobTimes } from '../../api/v1alpha1/jobtimes.ts';
+import {
+  CLAIMED_BY_ANNOTATION,
+  CLAIMED_FROM_LABEL,
+  JOB_TIMES,
+  POOL_LABEL,
+} from '../../api/v1alpha1/names.ts';
 import { poolUidOf } from '../../api/v1alpha1/poolmembers.ts';
 import { VM_POOLS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMPool, VMPoolSpec } from '../../api/v1alpha1/vmpool.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { readData } from '../../kube/configmapdata.ts';
 import { EVENTS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { conditionIn } from '../../operator/objects/conditions.ts';
@@ -136,6 +143,24 @@ async function eventsOf(pool: string): Promise<string[]> {
     .filter(({ regarding }) => regarding.kind === 'VMPool' && regarding.name === pool)
     .map(({ reason, note }) => `${reason}: ${note}`);
 }
+
+// The first VM of this world, because the operator stores times at most once a minute.
+it('the operator stores how long a VM waited and ran, for the HTTP API', async () => {
+  await vms.create('timed', SMALL);
+  await waitFor('the VM to run', async () => (await vms.names('Running')).includes('timed'), PATIENCE);
+  await vms.delete('timed');
+  const entries = await waitFor(
+    'the times to be stored',
+    async () => {
+      const data = await readData(cluster.client(), { namespace: 'berth-system', name: JOB_TIMES });
+      const stored = parseJobTimes(data[namespace] ?? '')?.entries ?? [];
+      return stored.some(([, , , , runs]) => runs > 0) ? stored : undefined;
+    },
+    { deadlineMilliseconds: 100_000 },
+  );
+  const sumOf = (place: 1 | 4) => entries.reduce((sum, entry) => sum + entry[place], 0);
+  expect([sumOf(1), sumOf(4)]).toEqual([1, 1]);
+});
 
 describe('a VMPool', () => {
   it('keeps as many VMs as declared, scales by its subresource, and deletes them with the pool', async () => {

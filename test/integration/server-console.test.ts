@@ -3,11 +3,13 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import { afterAll, beforeAll, expect, it } from 'vitest';
+import { JOB_TIMES } from '../../api/v1alpha1/names.ts';
 import { SERVERS, VM_POOLS, VMS } from '../../api/v1alpha1/resources.ts';
 import { bundleConsole } from '../../hack/bundle.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { writeData } from '../../kube/configmapdata.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { accountToken } from '../support/members.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
@@ -304,6 +306,27 @@ it('offers no sign-in without a provider', async () => {
   };
   const { status, body } = await api.call('/console/sign-in', { method: 'POST', body: answer });
   expect([status, body.message]).toEqual([404, 'This cluster has no identity provider']);
+});
+
+it('tells how long jobs waited and ran to those who may list the VMs', async () => {
+  const document = { begunAt: '2026-11-30T12:00:00Z', entries: [[5_930_000, 1, 4, 4, 0, 0, 0]] };
+  const ref = { namespace: 'berth-system', name: JOB_TIMES };
+  await writeData(cluster.client(), ref, { [namespace]: JSON.stringify(document) });
+  try {
+    const own = `/console/times/namespaces/${namespace}`;
+    expect((await api.call(own, { token: member })).body).toEqual({ documents: [document] });
+    expect((await api.call('/console/times', { token: lead })).body.documents).toContainEqual(document);
+    const refused = ['/console/times', '/console/times/namespaces/platform-default', own];
+    const tokens = [member, member, stranger];
+    for (const [index, path] of refused.entries()) {
+      const { status, body } = await api.call(path, { token: tokens[index] });
+      expect([path, status, body.documents]).toEqual([path, 403, undefined]);
+    }
+    expect((await api.call(own)).status).toBe(401);
+    expect((await api.call('/console/times/namespaces/kube-system', { token: lead })).status).toBe(404);
+  } finally {
+    await writeData(cluster.client(), ref, { [namespace]: null });
+  }
 });
 
 /** Begins a watch at the present state of the VMs. Returns the status, and a function that reads the next event. */

@@ -263,6 +263,17 @@ it('shows members and service accounts to those who manage a namespace, and a ne
   faults.length = 0;
 });
 
+it('draws how long jobs waited and ran', async () => {
+  const page = await open(admin, '#/times');
+  await page
+    .getByRole('img', { name: /jobs in 24 hours/ })
+    .first()
+    .waitFor(FLEET_WAIT);
+  await page.screenshot({ path: join(PICTURES, 'times.png') });
+  expect(await violations(page)).toEqual([]);
+  expect(faults).toEqual([]);
+});
+
 it('is usable on a narrow screen', async () => {
   const page = await open(admin, '', { viewport: { width: 420, height: 860 } });
   await page.getByRole('article').first().waitFor();

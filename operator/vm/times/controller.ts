@@ -1,0 +1,98 @@
+/** Measures how long jobs wait and run, and stores the times of the last 24 hours for the HTTP API. Only the leader measures. */
+import type { Logger } from 'pino';
+import { JOB_TIMES } from '../../../api/v1alpha1/names.ts';
+import type { VM } from '../../../api/v1alpha1/vm.ts';
+import type { ObjectChange } from '../../../kube/cache.ts';
+import type { KubeClient } from '../../../kube/client.ts';
+import { readData, writeData } from '../../../kube/configmapdata.ts';
+import type { Controller, Result } from '../../../kube/controller.ts';
+import type { OperatorConfig } from '../../config/config.ts';
+import { timesIn } from './observe.ts';
+import { JobTimesRing, type Measure } from './ring.ts';
+
+/** The only key of this controller. */
+const TIMES_KEY = 'jobtimes';
+/** Time in milliseconds from the first new time until it is stored. More jobs often end in it. */
+const DELAY_MILLISECONDS = 5_000;
+/** Shortest time in milliseconds between two writes. A busy fleet ends jobs all the time. */
+const PAUSE_MILLISECONDS = 60_000;
+
+interface JobTimesOptions {
+  readonly client: KubeClient;
+  readonly config: Pick<OperatorConfig, 'namespaces'>;
+  readonly logger: Logger;
+  /** Returns the current time in milliseconds since the epoch. */
+  readonly clock: () => number;
+  readonly isLeader: () => boolean;
+}
+
+export class JobTimesReconciler {
+  readonly #options: JobTimesOptions;
+  readonly #ring = new JobTimesRing();
+  #writtenAt = Number.NEGATIVE_INFINITY;
+  #isFull = false;
+  #isRestored = false;
+  /** Called after a new time. */
+  onTime: () => void = () => undefined;
+
+  constructor(options: JobTimesOptions) {
+    this.#options = options;
+  }
+
+  /** Keeps the time of a job in seconds. */
+  add(namespace: string, measure: Measure, seconds: number): void {
+    const { clock, isLeader, logger } = this.#options;
+    if (!isLeader()) {
+      return;
+    }
+    const isKept = this.#ring.add(namespace, measure, seconds, clock());
+    if (!isKept && !this.#isFull) {
+      logger.warn(
+        { namespace },
+        'the times of jobs are not kept for this namespace, because there are too many',
+      );
+    }
+    this.#isFull = !isKept;
+    this.onTime();
+  }
+
+  /** Measures the VM of the change. */
+  observe(change: ObjectChange<VM>): void {
+    const { namespace = '' } = change.object.metadata;
+    timesIn(change, this.#options.clock()).forEach(({ measure, seconds }) =>
+      this.add(namespace, measure, seconds),
+    );
+  }
+
+  /** Forgets a deleted namespace. */
+  forget(namespace: string): void {
+    this.#ring.forget(namespace);
+    this.onTime();
+  }
+  /** Stores the documents that have changed, the first time together with those of an earlier process. @throws ApiError, and the documents are stored at the next attempt. */
+  async reconcile(): Promise<Result> {
+    const { client, config, clock } = this.#options;
+    const ref = { namespace: config.namespaces.system, name: JOB_TIMES };
+    if (!this.#isRestored) {
+      this.#ring.restore(await readData(client, ref), clock());
+      this.#isRestored = true;
+    }
+    if (!this.#ring.hasChanges) {
+      return undefined;
+    }
+    const now = clock();
+    // The clock can be set back. A write must not wait for that.
+    const wait = Math.min(this.#writtenAt + PAUSE_MILLISECONDS - now, PAUSE_MILLISECONDS);
+    if (wait > 0) {
+      return { requeueAfterMilliseconds: wait };
+    }
+    await this.#ring.storeChanges(now, async (documents) => await writeData(client, ref, documents));
+    this.#writtenAt = now;
+    return undefined;
+  }
+}
+
+/** Makes the controller store new times a little later. */
+export function enqueueJobTimes(controller: Controller, reconciler: JobTimesReconciler): void {
+  reconciler.onTime = () => controller.enqueueAfter(TIMES_KEY, DELAY_MILLISECONDS);
+}

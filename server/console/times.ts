@@ -1,0 +1,64 @@
+/** How long jobs waited and ran in the last 24 hours. The operator measures it, and the server tells it to those who may list the VMs. */
+import type { FastifyRequest } from 'fastify';
+import * as z from 'zod';
+import { type JobTimes, parseJobTimes } from '../../api/v1alpha1/jobtimes.ts';
+import { JOB_TIMES } from '../../api/v1alpha1/names.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
+import { readData } from '../../kube/configmapdata.ts';
+import type { App } from '../http/app.ts';
+import { namespaceParams } from '../http/namespaces.ts';
+import type { Services } from '../services.ts';
+
+const TIMES_PATH = '/console/times';
+/** Time in milliseconds for which a read is used again. The operator writes at most once a minute. */
+const KEEP_MILLISECONDS = 10_000;
+
+/** Times of jobs, each with the time from which it was measured by the present process of the operator. */
+interface TimesAnswer {
+  readonly documents: readonly JobTimes[];
+}
+
+/** Adds the routes. They hide from the OpenAPI document, because they serve only the page of the same release. */
+export function addConsoleTimes(app: App, { own, config }: Services): void {
+  const stored = new StoredTimes(
+    async () => await readData(own.client, { namespace: config.namespaces.system, name: JOB_TIMES }),
+  );
+  const answer = async (request: FastifyRequest, namespace?: string): Promise<TimesAnswer> => {
+    const scope = namespace === undefined ? {} : { namespace };
+    await own.rights.require(request.headers, { verb: 'list', resource: VMS.plural, ...scope });
+    const documents = await stored.read();
+    const texts = namespace === undefined ? Object.values(documents) : [documents[namespace] ?? ''];
+    return { documents: texts.flatMap((text) => parseJobTimes(text) ?? []) };
+  };
+  const hidden = { hide: true, response: { 200: z.any() } } as const;
+  app.get(TIMES_PATH, { exposeHeadRoute: false, schema: hidden }, async (request) => await answer(request));
+  app.get(
+    `${TIMES_PATH}/namespaces/:namespace`,
+    { exposeHeadRoute: false, schema: { ...hidden, params: namespaceParams } },
+    async (request) => await answer(request, request.params.namespace),
+  );
+}
+
+/** The documents of all namespaces, which one read serves to many pages. */
+class StoredTimes {
+  readonly #read: () => Promise<Readonly<Record<string, string>>>;
+  #last: { readonly at: number; readonly documents: Promise<Readonly<Record<string, string>>> } | undefined;
+
+  constructor(read: () => Promise<Readonly<Record<string, string>>>) {
+    this.#read = read;
+  }
+
+  /** @throws ApiError, and the next call reads again. */
+  async read(): Promise<Readonly<Record<string, string>>> {
+    const now = performance.now();
+    if (this.#last === undefined || now - this.#last.at > KEEP_MILLISECONDS) {
+      this.#last = { at: now, documents: this.#read() };
+    }
+    try {
+      return await this.#last.documents;
+    } catch (error) {
+      this.#last = undefined;
+      throw error;
+    }
+  }
+}
