@@ -370,7 +370,7 @@ it.each<[string, Seen, meaning: string, outlook: string]>([
   [
     'a full disk before the first run',
     { vm: waits('ImageReady', 'DiskFull', '9 bytes') },
-    'The host has too little disk space for the image. The condition’s message contains the needed bytes, and the agent’s log the free ones',
+    'The host has too little disk space, or the namespace has its share. The message has the needed bytes, the agent’s log the free ones',
     TRIES,
   ],
   [

@@ -10,7 +10,7 @@ import PQueue from 'p-queue';
  * Number of dropped bytes per millisecond, on average: 16 MiB per second. A MiB takes about 10 ms of the processor, most of it for TLS, so
  * dropping takes a sixth of the time of the server.
  */
-const BYTES_PER_MILLISECOND = (16 * 1024 ** 2) / 1000;
+const DROPPED_BYTES_PER_MILLISECOND = (16 * 1024 ** 2) / 1000;
 
 export class UnreadBodies {
   readonly #queue = new PQueue({ concurrency: 1 });
@@ -41,6 +41,6 @@ export class UnreadBodies {
     for (let chunk = body.read() as Buffer | null; chunk !== null; chunk = body.read() as Buffer | null) {
       bytes += chunk.length;
     }
-    await rest(Math.ceil(bytes / BYTES_PER_MILLISECOND), undefined, { ref: false });
+    await rest(Math.ceil(bytes / DROPPED_BYTES_PER_MILLISECOND), undefined, { ref: false });
   }
 }
