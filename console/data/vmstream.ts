@@ -51,7 +51,11 @@ export class VMStream {
       events.onOpen();
     });
     socket.addEventListener('message', ({ data }) => {
-      const bytes = new Uint8Array(data as ArrayBuffer);
+      // A text would be taken as a number of bytes.
+      if (!(data instanceof ArrayBuffer)) {
+        return;
+      }
+      const bytes = new Uint8Array(data);
       events.onData(bytes[0] ?? 0, bytes.subarray(1));
     });
     socket.addEventListener('close', ({ reason }) => {

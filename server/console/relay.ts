@@ -35,6 +35,10 @@ const FORGOTTEN: StreamEnd = {
   code: CLOSE.normal,
   reason: `The stream was idle for ${IDLE_MILLISECONDS / 60_000} minutes`,
 };
+const NOT_BINARY: StreamEnd = {
+  code: CLOSE.failed,
+  reason: 'A message is a text, and the protocols of streams have none',
+};
 const LOST: StreamEnd = { code: CLOSE.failed, reason: 'The connection to the host is lost' };
 
 /** End of a stream when the server stops. */
@@ -54,8 +58,9 @@ interface RelayEnds {
 export async function relay(browser: WebSocket, host: WebSocket, { signal, end }: RelayEnds): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<StreamEnd>();
   const idle = setTimeout(() => resolve(FORGOTTEN), IDLE_MILLISECONDS);
-  pump(browser, host, () => idle.refresh());
-  pump(host, browser, () => idle.refresh());
+  const events = { onUsed: () => idle.refresh(), onText: () => resolve(NOT_BINARY) };
+  pump(browser, host, events);
+  pump(host, browser, events);
   const pings = [browser, host].map((socket) => keepAlive(socket, () => resolve(LOST)));
   browser.once('close', () => resolve({ code: CLOSE.normal, reason: '' }));
   host.once('close', (code: number, reason: Buffer) => resolve(endOf(code, reason.toString())));
@@ -100,14 +105,25 @@ function cutBytes(text: string, limit: number): string {
         .replace(/\uFFFD$/, '');
 }
 
+interface PumpEvents {
+  /** Function that is called for each message that is passed on. */
+  readonly onUsed: () => void;
+  /** Function that is called for a message that is a text. It is not passed on. */
+  readonly onText: () => void;
+}
+
 /** Passes on each message. While too much waits for `to`, `from` is not read. */
-function pump(from: WebSocket, to: WebSocket, onUsed: () => void): void {
+function pump(from: WebSocket, to: WebSocket, { onUsed, onText }: PumpEvents): void {
   let waiting = 0;
   from.on('message', (message: Buffer, isBinary: boolean) => {
+    if (!isBinary) {
+      onText();
+      return;
+    }
     onUsed();
     waiting += 1;
     // An error means that `to` ends. Its end ends the stream.
-    to.send(message, { binary: isBinary }, () => {
+    to.send(message, () => {
       waiting -= 1;
       if (waiting <= WAITING.messages / 2 && to.bufferedAmount <= WAITING.bytes / 2) {
         from.resume();

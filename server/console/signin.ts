@@ -3,6 +3,7 @@
  * token, because the page sends requests to no other server than its own. It keeps nothing of a sign-in.
  */
 import type { FastifyReply } from 'fastify';
+import PQueue from 'p-queue';
 import * as z from 'zod';
 import { openProvider, type OpenIDProvider } from '../../actions/identityprovider.ts';
 import { messageOf } from '../../base/errors.ts';
@@ -20,6 +21,11 @@ const PROVIDER_MILLISECONDS = 600_000;
 const FAILURE_MILLISECONDS = 10_000;
 /** Time limit in milliseconds of one answer of the provider. */
 const ANSWER_MILLISECONDS = 10_000;
+/**
+ * Largest number of codes per second for which the provider is asked. Others wait. Anybody can send a code that the provider never gave, and
+ * the provider could otherwise refuse this server because of too many requests.
+ */
+const EXCHANGES_PER_SECOND = 5;
 /** Largest number of characters of the provider's text in a message. */
 const MESSAGE_CHARACTERS = 300;
 
@@ -41,12 +47,9 @@ export function addSignIn(app: App, { config: { cluster } }: Pick<Services, 'con
   const { issuer, clientID } = cluster;
   const scope = [...new Set(['openid', ...cluster.scopes])].join(' ');
   const provider = issuer === undefined ? undefined : new KnownProvider(issuer, clientID);
-  const requests = new FileDownloads();
-  const onRequest = (_request: unknown, { raw }: FastifyReply, next: () => void) => {
-    requests.begin(raw);
-    next();
-  };
-  app.get(SIGN_IN_PATH, { exposeHeadRoute: false, schema: open, onRequest }, async () => {
+  const exchanges = new PQueue({ intervalCap: EXCHANGES_PER_SECOND, interval: 1_000 });
+  const lookHandler = placeIn(new FileDownloads());
+  app.get(SIGN_IN_PATH, { exposeHeadRoute: false, schema: open, preHandler: lookHandler }, async () => {
     if (provider === undefined) {
       return {};
     }
@@ -55,25 +58,41 @@ export function addSignIn(app: App, { config: { cluster } }: Pick<Services, 'con
   });
   app.post(
     SIGN_IN_PATH,
-    { schema: { ...open, body: exchangeBody }, config: { right: 'none' }, onRequest },
+    // A place is taken when the body has arrived. So a body that never arrives takes none.
+    {
+      schema: { ...open, body: exchangeBody },
+      config: { right: 'none' },
+      preHandler: placeIn(new FileDownloads()),
+    },
     async ({ body: { address, verifier, state, nonce } }) => {
       if (provider === undefined) {
         throw new StatusError(404, 'This cluster has no identity provider');
       }
       const { oidc, configuration } = await provider.get();
       try {
-        const { id_token: token } = await oidc.authorizationCodeGrant(configuration, new URL(address), {
-          pkceCodeVerifier: verifier,
-          expectedState: state,
-          expectedNonce: nonce,
-          idTokenExpected: true,
-        });
+        const { id_token: token } = await exchanges.add(
+          async () =>
+            await oidc.authorizationCodeGrant(configuration, new URL(address), {
+              pkceCodeVerifier: verifier,
+              expectedState: state,
+              expectedNonce: nonce,
+              idTokenExpected: true,
+            }),
+        );
         return { token };
       } catch (error) {
         throw refusalOf(error);
       }
     },
   );
+}
+
+/** Returns a handler that counts an answer among `answers` until it is sent. */
+function placeIn(answers: FileDownloads) {
+  return (_request: unknown, { raw }: FastifyReply, next: () => void) => {
+    answers.begin(raw);
+    next();
+  };
 }
 
 /** The provider with its addresses, which are read when somebody needs them, and again from time to time. */

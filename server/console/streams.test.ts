@@ -1,6 +1,7 @@
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { DeadlineError } from '../../kube/errors.ts';
 import { StatusError } from '../http/errors.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
 import { endOfRight } from './streams.ts';
 
 beforeEach(() => {
@@ -24,6 +25,22 @@ it('ends a stream within five minutes after the right to it is gone', async () =
   // An API server that does not answer takes no right away.
   await vi.advanceTimersByTimeAsync(600_000);
   expect(onEnd).not.toHaveBeenCalled();
-  await vi.advanceTimersByTimeAsync(300_000);
+  await vi.advanceTimersByTimeAsync(10_000);
   expect(onEnd).toHaveBeenCalledWith({ code: 1008, reason: 'may not attach' });
+});
+
+it('ends a stream if nobody can tell about its right three times in a row', async () => {
+  const answers = ['busy', 'busy', undefined, 'busy', 'busy', 'busy'];
+  const mayStream = async () => {
+    const answer = answers.shift();
+    if (answer !== undefined) {
+      throw new HttpError(429, answer);
+    }
+  };
+  const onEnd = vi.fn();
+  void endOfRight(mayStream, new AbortController().signal).then(onEnd);
+  await vi.advanceTimersByTimeAsync(630_000);
+  expect(onEnd).not.toHaveBeenCalled();
+  await vi.advanceTimersByTimeAsync(10_000);
+  expect(onEnd).toHaveBeenCalledWith(expect.objectContaining({ code: 1008 }));
 });

@@ -34,6 +34,17 @@ export const USER_STREAMS = 16;
  * token or a right that was withdrawn has a stream no longer than this.
  */
 const RIGHTS_MILLISECONDS = 300_000;
+/** Time in milliseconds after which the rights are asked for again if nobody could tell. */
+const UNDECIDED_MILLISECONDS = 10_000;
+/**
+ * Number of questions in a row without an answer after which a stream ends. A caller that asks for very many rights gets no answer about its
+ * own, and must not keep a stream by that.
+ */
+const UNDECIDED = 3;
+const UNKNOWN: StreamEnd = {
+  code: CLOSE.refused,
+  reason: 'Nobody can tell whether you still have the right to this stream. Connect again',
+};
 /** Verbs that API servers require for a stream. Those before 1.35 require only `get`. */
 const VERBS = ['get', 'create'] as const;
 
@@ -177,21 +188,28 @@ function paused(socket: WebSocket): WebSocket {
   return socket;
 }
 
-/** Resolves when the caller has lost the right, or when the signal aborts. While nobody can tell, the stream goes on. */
+/**
+ * Resolves when the caller has lost the right, when nobody could tell {@link UNDECIDED} times in a row, or when the signal aborts. Until then
+ * the stream goes on.
+ */
 export async function endOfRight(mayStream: () => Promise<void>, signal: AbortSignal): Promise<StreamEnd> {
-  for (;;) {
-    await rest(RIGHTS_MILLISECONDS, signal);
+  let undecided = 0;
+  while (undecided < UNDECIDED) {
+    await rest(undecided === 0 ? RIGHTS_MILLISECONDS : UNDECIDED_MILLISECONDS, signal);
     if (signal.aborted) {
       return LEAVING;
     }
     try {
       await mayStream();
+      undecided = 0;
     } catch (error) {
       if (error instanceof StatusError) {
         return { code: CLOSE.refused, reason: error.message };
       }
+      undecided += 1;
     }
   }
+  return UNKNOWN;
 }
 
 /** Returns how a stream ends that does not begin, in the words of the host if it says why. */
