@@ -5,17 +5,17 @@ import { codeOf, messageOf } from '../base/errors.ts';
 
 /** Forms in which the findings of a check are printed. */
 const OUTPUTS = ['text', 'json'] as const;
-export type Output = (typeof OUTPUTS)[number];
+export type DoctorOutput = (typeof OUTPUTS)[number];
 
 /** Command that checks the host. */
 const DOCTOR = 'doctor';
 
-export type Command =
+export type AgentCommand =
   | { readonly name: 'run'; readonly config: string }
-  | { readonly name: typeof DOCTOR; readonly config: string | undefined; readonly output: Output };
+  | { readonly name: typeof DOCTOR; readonly config: string | undefined; readonly output: DoctorOutput };
 
 /** Returns the command of a command line. @throws ConfigError when the command line is wrong. */
-export function parseCommandLine(args: readonly string[]): Command {
+export function parseCommandLine(args: readonly string[]): AgentCommand {
   const { positionals, values } = parse(args);
   const [command, ...rest] = positionals;
   const surplus = command === undefined || command === DOCTOR ? rest : positionals;

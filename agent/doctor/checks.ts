@@ -10,17 +10,17 @@ import type { LinuxFacts } from './linux.ts';
 import { type MacFacts, SERVICE } from './mac.ts';
 
 /** `ok`: nothing to do. `fix`: a person has to act. `unknown`: this program cannot find it out. */
-export type Result = 'ok' | 'fix' | 'unknown';
+export type CheckResult = 'ok' | 'fix' | 'unknown';
 
 export interface Finding {
-  readonly result: Result;
+  readonly result: CheckResult;
   /** What was found, in one sentence. */
   readonly finding: string;
   /** What to do, if there is something to do. */
   readonly advice?: string;
 }
 
-export interface Check {
+export interface HostCheck {
   readonly name: string;
   readonly judge: (host: ExaminedHost) => Finding | undefined;
 }
@@ -43,7 +43,7 @@ const CONTROLLERS = ['memory', 'pids', 'cpu'];
 const UNAUTHORIZED = 401;
 const INSTALL_TART = 'Install tart with `brew install cirruslabs/cli/tart`, or set machines.tart to its path';
 
-export const CHECKS: readonly Check[] = [
+export const CHECKS: readonly HostCheck[] = [
   { name: 'platform', judge: judgePlatform },
   { name: 'configuration', judge: judgeConfiguration },
   { name: 'user', judge: judgeUser },
@@ -75,16 +75,22 @@ export const CHECKS: readonly Check[] = [
   { name: 'clock', judge: judgeClock },
 ];
 
-function onMac(name: string, judgeMac: (mac: MacFacts, host: ExaminedHost) => Finding | undefined): Check {
+function onMac(
+  name: string,
+  judgeMac: (mac: MacFacts, host: ExaminedHost) => Finding | undefined,
+): HostCheck {
   return { name, judge: (host) => (host.mac === undefined ? undefined : judgeMac(host.mac, host)) };
 }
 
 /** Makes a check of a Mac whose machines the program `tart` runs. */
-function onTart(name: string, judgeMac: (mac: MacFacts, host: ExaminedHost) => Finding | undefined): Check {
+function onTart(
+  name: string,
+  judgeMac: (mac: MacFacts, host: ExaminedHost) => Finding | undefined,
+): HostCheck {
   return onMac(name, (mac, host) => (host.driver === 'tart' ? judgeMac(mac, host) : undefined));
 }
 
-function onLinux(name: string, judgeLinux: (linux: LinuxFacts, host: ExaminedHost) => Finding): Check {
+function onLinux(name: string, judgeLinux: (linux: LinuxFacts, host: ExaminedHost) => Finding): HostCheck {
   return { name, judge: (host) => (host.linux === undefined ? undefined : judgeLinux(host.linux, host)) };
 }
 

@@ -2,7 +2,7 @@ import { spawnSync } from 'node:child_process';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import type { AgentConfig } from '../config.ts';
-import { CHECKS, type Result } from './checks.ts';
+import { CHECKS, type CheckResult } from './checks.ts';
 import { formatFindings, judgeHost, type NamedFinding } from './doctor.ts';
 import type { Fact } from './fact.ts';
 import type { ExaminedHost } from './facts.ts';
@@ -110,7 +110,7 @@ describe('a host on which all is well', () => {
   });
 });
 
-type Case = readonly [check: string, host: ExaminedHost, result: Result, text: RegExp];
+type Case = readonly [check: string, host: ExaminedHost, result: CheckResult, text: RegExp];
 
 test.each<Case>([
   ['platform', mac({ version: known('12.7') }), 'fix', /macOS 12\.7 .*macOS 13 or later/],

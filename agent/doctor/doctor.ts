@@ -1,6 +1,6 @@
 /** `agent doctor`: checks this host, and prints for each check what was found and what to do. */
-import { type Check, CHECKS, type Finding, type Result } from './checks.ts';
-import type { Output } from '../commandline.ts';
+import { type HostCheck, CHECKS, type Finding, type CheckResult } from './checks.ts';
+import type { DoctorOutput } from '../commandline.ts';
 import { examineHost, type ExaminedHost } from './facts.ts';
 
 /** Exit code if a person has to fix something. */
@@ -11,7 +11,7 @@ export type NamedFinding = { readonly check: string } & Finding;
 /** Checks this host and prints the findings. Returns the exit code: 1 if there is something to fix. */
 export async function checkHost(
   file: string | undefined,
-  output: Output,
+  output: DoctorOutput,
   print: (text: string) => Promise<void>,
 ): Promise<number> {
   const findings = judgeHost(await examineHost(file));
@@ -20,7 +20,7 @@ export async function checkHost(
 }
 
 /** Returns the findings of all checks that apply to the host. */
-export function judgeHost(host: ExaminedHost, checks: readonly Check[] = CHECKS): NamedFinding[] {
+export function judgeHost(host: ExaminedHost, checks: readonly HostCheck[] = CHECKS): NamedFinding[] {
   return checks.flatMap(({ name, judge }) => {
     const finding = judge(host);
     return finding === undefined ? [] : [{ check: name, ...finding }];
@@ -38,7 +38,7 @@ export function formatFindings(findings: readonly NamedFinding[]): string {
     `${result.padEnd(first)}${check.padEnd(second)}${indent(finding, margin)}`,
     ...(advice === undefined ? [] : [`${margin}${indent(advice, margin)}`]),
   ]);
-  const count = (wanted: Result): number => findings.filter(({ result }) => result === wanted).length;
+  const count = (wanted: CheckResult): number => findings.filter(({ result }) => result === wanted).length;
   return `${lines.join('\n')}\n\n${count('ok')} ok, ${count('fix')} to fix, ${count('unknown')} unknown\n`;
 }
 

@@ -1,6 +1,6 @@
 /** Requests of the page to its server, with the token of the user. The token is only in the memory of this object. */
 import type { ObjectEvent } from '../model/collection.ts';
-import type { Cause } from '../model/form.ts';
+import type { FieldCause } from '../model/form.ts';
 
 /** Refusal of a request, or an answer that is no answer of the server. */
 export class RefusedRequestError extends Error {
@@ -8,9 +8,9 @@ export class RefusedRequestError extends Error {
   /** HTTP status. */
   readonly status: number;
   /** Mistakes in the fields of the request, as far as the server tells them. */
-  readonly causes: readonly Cause[];
+  readonly causes: readonly FieldCause[];
 
-  constructor(status: number, message: string, causes: readonly Cause[] = []) {
+  constructor(status: number, message: string, causes: readonly FieldCause[] = []) {
     super(message);
     this.status = status;
     this.causes = causes;
@@ -156,7 +156,7 @@ export async function refusalOf(response: Response): Promise<RefusedRequestError
   const text = await response.text();
   try {
     const { message, details } = JSON.parse(text) as { message?: unknown; details?: { causes?: unknown } };
-    const causes = Array.isArray(details?.causes) ? (details.causes as Cause[]) : [];
+    const causes = Array.isArray(details?.causes) ? (details.causes as FieldCause[]) : [];
     return new RefusedRequestError(
       status,
       typeof message === 'string' && message !== '' ? message : statusText,

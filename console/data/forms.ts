@@ -1,10 +1,10 @@
 /** The schemas of the forms, which the page reads once. */
-import type { JsonSchema } from '../model/form.ts';
+import type { FormSchema } from '../model/form.ts';
 import type { Api } from './api.ts';
 
 /** Names of the forms. */
 export type FormName = 'deploy' | 'change' | 'claim' | 'scale' | 'snapshot' | 'token';
-export type Forms = Readonly<Record<FormName, JsonSchema>>;
+export type Forms = Readonly<Record<FormName, FormSchema>>;
 
 const READ_MILLISECONDS = 30_000;
 /** The read of each user, under way or done. A read that failed is forgotten, so that the next form tries again. */

@@ -1,6 +1,6 @@
 /** The serial console of a VM: a terminal, and the stream whose output it shows. */
 import { Pace } from '../model/pace.ts';
-import { Terminal } from '../model/terminal.ts';
+import { SerialTerminal } from '../model/terminal.ts';
 import type { Api } from './api.ts';
 import { type StreamState, VMStream, type VMRef } from './vmstream.ts';
 
@@ -10,7 +10,7 @@ const CHANNEL = { input: 0, output: 1, status: 3 } as const;
 const RENDER_MILLISECONDS = 50;
 
 export class LiveConsole {
-  readonly terminal = new Terminal();
+  readonly terminal = new SerialTerminal();
   state: StreamState = { state: 'connecting' };
   readonly #stream: VMStream;
   readonly #pace: Pace;

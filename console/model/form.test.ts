@@ -2,9 +2,9 @@ import * as fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { formSchemas } from '../../api/http/forms.ts';
 import { vmDeployBody } from '../../api/http/vm.ts';
-import { changesOf, formFields, type JsonSchema, labelOf, placeCauses, readForm, textsOf } from './form.ts';
+import { changesOf, formFields, type FormSchema, labelOf, placeCauses, readForm, textsOf } from './form.ts';
 
-const forms = formSchemas(320) as Record<string, JsonSchema>;
+const forms = formSchemas(320) as Record<string, FormSchema>;
 const deploy = formFields(forms['deploy'] ?? {});
 const fieldAt = (path: string) => deploy.find((field) => field.path === path);
 

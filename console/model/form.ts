@@ -1,7 +1,7 @@
 /** Forms that are made from the JSON Schemas with which the server checks their requests. */
 
 /** The parts of a JSON Schema that a form uses. */
-export interface JsonSchema {
+export interface FormSchema {
   readonly type?: string;
   readonly description?: string;
   readonly enum?: readonly string[];
@@ -12,11 +12,11 @@ export interface JsonSchema {
   readonly minimum?: number;
   readonly maximum?: number;
   readonly maxLength?: number;
-  readonly properties?: Readonly<Record<string, JsonSchema>>;
+  readonly properties?: Readonly<Record<string, FormSchema>>;
   readonly required?: readonly string[];
-  readonly items?: JsonSchema;
-  readonly anyOf?: readonly JsonSchema[];
-  readonly additionalProperties?: JsonSchema | boolean;
+  readonly items?: FormSchema;
+  readonly anyOf?: readonly FormSchema[];
+  readonly additionalProperties?: FormSchema | boolean;
 }
 
 /** How people give the value of a field. `lines` is a list with one item per line, and `pairs` is a map with one `key=value` per line. */
@@ -53,7 +53,7 @@ export type Mistakes = ReadonlyMap<string, string>;
 const PARAGRAPH = 1_000;
 
 /** Returns the fields of a form for the schema of an object. A field with only one allowed value is left out. */
-export function formFields(schema: JsonSchema, before = ''): FormField[] {
+export function formFields(schema: FormSchema, before = ''): FormField[] {
   return Object.entries(schema.properties ?? {}).flatMap(([name, property]) => {
     const path = before === '' ? name : `${before}.${name}`;
     if ('const' in property) {
@@ -78,7 +78,7 @@ export function formFields(schema: JsonSchema, before = ''): FormField[] {
   });
 }
 
-function kindOf(schema: JsonSchema): FieldKind {
+function kindOf(schema: FormSchema): FieldKind {
   const forms = schema.anyOf ?? [schema];
   if (forms.some((form) => typeof form.additionalProperties === 'object')) {
     return 'pairs';
@@ -99,7 +99,7 @@ function kindOf(schema: JsonSchema): FieldKind {
   }
 }
 
-function textKind({ format, pattern, maxLength = 0 }: JsonSchema): FieldKind {
+function textKind({ format, pattern, maxLength = 0 }: FormSchema): FieldKind {
   if (format === 'date-time') {
     return 'time';
   }
@@ -276,7 +276,7 @@ export function changesOf(
 }
 
 /** Mistake in a field that the server has found. */
-export interface Cause {
+export interface FieldCause {
   readonly field?: string;
   readonly message?: string;
 }
@@ -290,7 +290,7 @@ const AROUND = /^(?:spec|set)\./;
  */
 export function placeCauses(
   fields: readonly FormField[],
-  causes: readonly Cause[],
+  causes: readonly FieldCause[],
 ): { readonly mistakes: Mistakes; readonly others: string[] } {
   const mistakes = new Map<string, string>();
   const others: string[] = [];

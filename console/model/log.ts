@@ -1,5 +1,5 @@
 /** Lines of the log of a VM: a time, and the text that the guest has written. */
-import { Terminal } from './terminal.ts';
+import { SerialTerminal } from './terminal.ts';
 
 export interface LogLine {
   /** Time at which the host got the line, as RFC 3339 with nanoseconds. Earlier times are smaller texts. */
@@ -9,7 +9,7 @@ export interface LogLine {
 
 const LINE = /^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z) (.*)$/s;
 /** Terminal that takes out what is no text. Making one for each line would take most of the time. */
-const terminal = new Terminal();
+const terminal = new SerialTerminal();
 
 /** Parses a line of the log. Returns undefined for others, for example an empty one. */
 export function lineOfLog(line: string): LogLine | undefined {

@@ -14,7 +14,7 @@ export type Place =
       readonly page: 'vm';
       readonly namespace: string;
       readonly name: string;
-      readonly view?: VMView | undefined;
+      readonly view?: VMPageView | undefined;
     }
   | {
       readonly page: 'objects';
@@ -35,7 +35,7 @@ export type Place =
 
 /** What the page of a VM can show instead of its overview. */
 export const VM_VIEWS = ['screen', 'console', 'log'] as const;
-export type VMView = (typeof VM_VIEWS)[number];
+export type VMPageView = (typeof VM_VIEWS)[number];
 
 /** Reads the place from an address. An address that names no page leads to the fleet. */
 export function parsePlace(hash: string): Place {

@@ -1,15 +1,15 @@
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { Terminal } from './terminal.ts';
+import { SerialTerminal } from './terminal.ts';
 
 /** Returns the terminal after the output. */
-function after(...outputs: string[]): Terminal {
-  const terminal = new Terminal();
+function after(...outputs: string[]): SerialTerminal {
+  const terminal = new SerialTerminal();
   outputs.forEach((output) => terminal.write(output));
   return terminal;
 }
 
-function textsOf({ grid }: Terminal): string[] {
+function textsOf({ grid }: SerialTerminal): string[] {
   return grid.lines.map(({ runs }) => runs.map(({ text }) => text).join(''));
 }
 

@@ -35,7 +35,7 @@ const UNSHOWN = /[\p{C}\p{Zl}\p{Zp}]/u;
 /** What the characters that follow belong to. */
 type State = 'text' | 'escape' | 'sequence' | 'hidden' | 'hidden end' | 'charset' | 'ignored';
 
-export class Terminal {
+export class SerialTerminal {
   readonly grid = new TerminalGrid();
   /** Whether arrow keys send the sequences for applications. */
   hasApplicationKeys = false;

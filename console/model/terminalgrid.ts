@@ -8,7 +8,7 @@ const EARLIER_LINES = 170;
 const TAB_COLUMNS = 8;
 
 /** Text with one style. A style is a list of CSS classes, and is empty for plain text. */
-export interface Run {
+export interface TextRun {
   readonly text: string;
   readonly style: string;
 }
@@ -16,16 +16,16 @@ export interface Run {
 export interface TerminalLine {
   /** Number of the line. It stays the same when the line moves up. */
   readonly id: number;
-  readonly runs: readonly Run[];
+  readonly runs: readonly TextRun[];
 }
 
 interface ScreenLine {
   readonly id: number;
   /** Characters from the left. Places after the last one are blank. */
-  cells: Run[];
+  cells: TextRun[];
 }
 
-const BLANK: Run = { text: ' ', style: '' };
+const BLANK: TextRun = { text: ' ', style: '' };
 
 export class TerminalGrid {
   /** Style of the next characters. */
@@ -187,12 +187,12 @@ export class TerminalGrid {
     this.eraseScreen(2);
   }
 
-  get #cells(): Run[] {
+  get #cells(): TextRun[] {
     return this.#screen[this.#row]?.cells ?? [];
   }
 
   /** Returns the cells of the line, filled with blanks up to the column. */
-  #pad(column: number): Run[] {
+  #pad(column: number): TextRun[] {
     const cells = this.#cells;
     while (cells.length < column) {
       cells.push(BLANK);
@@ -238,7 +238,7 @@ export class TerminalGrid {
 }
 
 /** Returns the text of the cells, with neighbours of the same style put together. */
-function runsOf(cells: readonly Run[]): Run[] {
+function runsOf(cells: readonly TextRun[]): TextRun[] {
   const runs: { text: string; style: string }[] = [];
   for (const { text, style } of cells) {
     const last = runs.at(-1);

@@ -12,7 +12,7 @@ export interface TimesDocument {
   readonly entries: readonly TimesEntry[];
 }
 
-export type Measure = 'waited' | 'ran';
+export type TimeMeasure = 'waited' | 'ran';
 
 /** Five minutes of a chart. */
 export interface Bar {
@@ -25,7 +25,7 @@ export interface Bar {
 const PLACES = { waited: 1, ran: 4 } as const;
 
 /** Returns the bars of the last 24 hours, the oldest first. The documents are of different namespaces. `now` is in milliseconds. */
-export function timeBars(documents: readonly TimesDocument[], measure: Measure, now: number): Bar[] {
+export function timeBars(documents: readonly TimesDocument[], measure: TimeMeasure, now: number): Bar[] {
   const last = Math.floor(now / JOB_TIMES_MILLISECONDS);
   const sums = Array.from({ length: JOB_TIMES_LIMIT }, () => ({ count: 0, sum: 0, longest: 0 }));
   const place = PLACES[measure];

@@ -10,7 +10,7 @@ import type { FormField } from '../model/form.ts';
 import { compareTexts } from '../model/texts.ts';
 import { Confirm, Dialog } from './dialog.tsx';
 import { SchemaForm, WithFields } from './form.tsx';
-import { type Outcome, OutcomeLine } from './outcome.tsx';
+import { type ActionOutcome, OutcomeLine } from './outcome.tsx';
 import { Notice, ReadState } from './states.tsx';
 
 interface AccessPageProps {
@@ -44,7 +44,7 @@ export function AccessPage({ api, namespace }: AccessPageProps) {
   const scope = `/api/v1/namespaces/${encodeURIComponent(namespace)}`;
   const { access, freshness, reload } = useAccess(api, scope);
   const [dialog, show] = useState<ComponentChildren>(null);
-  const [outcome, tell] = useState<Outcome>();
+  const [outcome, tell] = useState<ActionOutcome>();
   const act = async (text: string, work: () => Promise<unknown>) => {
     try {
       await work();

@@ -9,7 +9,7 @@ import { textsOf } from '../model/form.ts';
 import { formatPlace } from '../model/place.ts';
 import { Confirm, Dialog } from './dialog.tsx';
 import { SchemaForm, WithFields } from './form.tsx';
-import type { Outcome } from './outcome.tsx';
+import type { ActionOutcome } from './outcome.tsx';
 
 /** What the buttons of an object need from the page. */
 export interface ObjectTools {
@@ -17,7 +17,7 @@ export interface ObjectTools {
   /** Shows a dialog, or closes the present one. */
   readonly show: (dialog: ComponentChildren) => void;
   /** Tells the outcome of an action. */
-  readonly tell: (outcome: Outcome) => void;
+  readonly tell: (outcome: ActionOutcome) => void;
 }
 
 /** Does the work, and tells its outcome. */

@@ -16,7 +16,7 @@ import { useChanges, useViewport } from './hooks.ts';
 import { kindColumns, type ShownColumn } from './kindcolumns.tsx';
 import type { KindList } from './kinds.ts';
 import type { ObjectTools } from './objectactions.tsx';
-import { type Outcome, OutcomeLine } from './outcome.tsx';
+import { type ActionOutcome, OutcomeLine } from './outcome.tsx';
 import { Space } from './space.tsx';
 import { Notice, ReadState, StaleNotice } from './states.tsx';
 
@@ -38,7 +38,7 @@ export function ObjectsPage({ api, list: { name, table }, place, namespace }: Ob
   }, [live]);
   useChanges(live.views);
   const [dialog, show] = useState<ComponentChildren>(null);
-  const [outcome, tell] = useState<Outcome>();
+  const [outcome, tell] = useState<ActionOutcome>();
   const all = live.objects.all;
   const shown = filteredObjects(all, table, place.filter).toSorted((one, other) =>
     compareTexts(one.metadata.name, other.metadata.name),

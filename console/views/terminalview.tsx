@@ -4,7 +4,7 @@ import type { Api } from '../data/api.ts';
 import { LiveConsole } from '../data/liveconsole.ts';
 import type { VMRef } from '../data/vmstream.ts';
 import { isLeaveKey, textOfKey, textOfPaste } from '../model/keys.ts';
-import type { Terminal } from '../model/terminal.ts';
+import type { SerialTerminal } from '../model/terminal.ts';
 import type { TerminalLine } from '../model/terminalgrid.ts';
 import { StreamBar } from './streambar.tsx';
 
@@ -63,7 +63,7 @@ export function ConsoleView({ api, vm: { namespace, name } }: ConsoleViewProps) 
   );
 }
 
-function Lines({ terminal: { grid } }: { readonly terminal: Terminal }) {
+function Lines({ terminal: { grid } }: { readonly terminal: SerialTerminal }) {
   const { cursor } = grid;
   const end = useRef<HTMLDivElement>(null);
   useEffect(() => end.current?.scrollIntoView({ block: 'nearest' }));

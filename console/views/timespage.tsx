@@ -7,7 +7,7 @@ import {
   type Bar,
   begunOf,
   formatSeconds,
-  type Measure,
+  type TimeMeasure,
   placeOfTime,
   timeBars,
   type TimesDocument,
@@ -24,7 +24,7 @@ interface TimesPageProps {
 /** Interval in milliseconds between two reads. The operator stores the times at most once a minute. */
 const READ_MILLISECONDS = 30_000;
 
-const TITLES: Readonly<Record<Measure, string>> = {
+const TITLES: Readonly<Record<TimeMeasure, string>> = {
   waited: 'Waited until the VM could be used',
   ran: 'Ran until the end of the VM',
 };
@@ -85,7 +85,7 @@ const LABEL_HOURS = 3;
 
 interface ChartProps {
   readonly documents: readonly TimesDocument[];
-  readonly measure: Measure;
+  readonly measure: TimeMeasure;
   readonly now: number;
 }
 

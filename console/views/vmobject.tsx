@@ -13,7 +13,7 @@ import { deployAddress } from './deploypage.tsx';
 import { Dialog } from './dialog.tsx';
 import { SchemaForm, WithFields } from './form.tsx';
 import { SnapshotButtons } from './objectactions.tsx';
-import { type Outcome, OutcomeLine } from './outcome.tsx';
+import { type ActionOutcome, OutcomeLine } from './outcome.tsx';
 import { Phase } from './phase.tsx';
 
 interface VMProps {
@@ -103,7 +103,7 @@ export function VMSnapshots({ api, vm }: VMProps) {
   const path = `/api/v1/namespaces/${encodeURIComponent(namespace)}/vmsnapshots`;
   const { snapshots, error, reload } = useSnapshots(api, path, name);
   const [dialog, show] = useState<ComponentChildren>(null);
-  const [outcome, tell] = useState<Outcome>();
+  const [outcome, tell] = useState<ActionOutcome>();
   const close = () => show(null);
   const take = async (values: Record<string, unknown>) => {
     await api.send('POST', path, { ...values, vm: name });
@@ -113,7 +113,7 @@ export function VMSnapshots({ api, vm }: VMProps) {
   const tools = {
     api,
     show,
-    tell: (text: Outcome) => {
+    tell: (text: ActionOutcome) => {
       tell(text);
       reload();
     },

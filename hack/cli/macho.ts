@@ -52,7 +52,7 @@ export function readLoadCommands(file: Buffer): LoadCommand[] {
   return found;
 }
 
-export interface Segment {
+export interface MachOSegment {
   readonly name: string;
   /** Position of its load command in the file. */
   readonly command: number;
@@ -68,7 +68,7 @@ const SECTION_OFFSET = 48;
 const NAME_BYTES = 16;
 
 /** Returns the segments of an executable with their sections. */
-export function readSegments(file: Buffer): Segment[] {
+export function readSegments(file: Buffer): MachOSegment[] {
   const text = (at: number): string => file.toString('latin1', at, at + NAME_BYTES).replace(/\0.*$/s, '');
   return readLoadCommands(file)
     .filter(({ name }) => name === COMMANDS[SEGMENT])
@@ -149,7 +149,7 @@ export function signAdHoc(file: Buffer, identifier: string): Buffer {
 }
 
 /** Adds a load command for the signature to the header. Returns its position. */
-function addSignatureCommand(file: Buffer, segments: readonly Segment[]): number {
+function addSignatureCommand(file: Buffer, segments: readonly MachOSegment[]): number {
   const bytes = file.readUInt32LE(HEADER.bytes);
   const at = HEADER_BYTES + bytes;
   const contents = segments.flatMap(({ sections }) => sections.map(({ fileOffset }) => fileOffset));
@@ -165,7 +165,7 @@ function addSignatureCommand(file: Buffer, segments: readonly Segment[]): number
 
 interface Signed {
   readonly identifier: string;
-  readonly code: Segment;
+  readonly code: MachOSegment;
 }
 
 /** Writes the signature of the first `codeBytes` bytes behind them. Signatures are big-endian. */
