@@ -7,6 +7,7 @@ import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { CacheEntries, rowOf } from '../fixtures/cacheentries.ts';
 import { Emulators } from '../fixtures/emulatorobjects.ts';
 import { waitForObject } from '../fixtures/objects.ts';
+import { createQuota } from '../support/quota.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { CacheSimulator } from '../worlds/cachesimulator.ts';
@@ -253,24 +254,15 @@ it(
     const namespace = 'platform-tight';
     await cluster.createNamespace(namespace);
     await allowCritical(namespace);
-    const raise = async (cpu: string) => {
-      const hard = { 'limits.cpu': cpu, 'limits.memory': '8Gi' };
-      const quota = {
-        apiVersion: 'v1',
-        kind: 'ResourceQuota',
-        metadata: { name: 'team', namespace },
-        spec: { hard },
-      };
-      await cluster.kubectl(['apply', '-f', '-'], { input: JSON.stringify(quota) });
-    };
-    await raise('5m');
+    await createQuota(cluster, { namespace, name: 'team' }, 'limits.cpu=5m,limits.memory=8Gi');
     const vms = new VMs(cluster, namespace);
     await vms.create('desk', SMALL);
     const disks = await createDisks(namespace);
     const message = await untilReported('VM desk', () => vms.get('desk'), ['Scheduled', 'PodRefused']);
     expect(message).toMatch(/quota: team/);
     expect(await untilReported('Image disk', disks.image, ['Ready', 'PodRefused'])).toMatch(/quota: team/);
-    await raise('2');
+    const raised = JSON.stringify({ spec: { hard: { 'limits.cpu': '2' } } });
+    await cluster.kubectl(['patch', 'quota', 'team', '--namespace', namespace, '--type=merge', '--patch', raised]);
     await untilRunning(vms, 'desk');
     await workOn(namespace);
     await waitForObject('the Image', disks.image, ({ status }) => status?.phase === 'Ready');

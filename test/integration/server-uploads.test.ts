@@ -168,7 +168,9 @@ async function untilGone(name: string): Promise<void> {
     const open = [...jobs.items, ...pods.items]
       .map(({ metadata, status }) => JSON.stringify({ metadata, phase: status }))
       .filter((text) => new RegExp(`"${name}"|/${name}-`).test(text));
-    expect(open.join('\n')).toBe('');
+    if (open.length > 0) {
+      throw new Error(open.join('\n'));
+    }
     return !(await isLeft(name));
   };
   const options = { deadlineMilliseconds: COLLECTION_MILLISECONDS };

@@ -119,7 +119,8 @@ test('the operator image has the files of the pages of the HTTP API, with their 
     expect.arrayContaining(['LICENSE', 'NOTICE', 'package.json', ...Object.keys(FILES)]),
   );
   const consoleFolder = join(image('operator').root, 'opt', 'berth', 'console');
-  expect((await readdir(consoleFolder)).toSorted()).toEqual(['console.js', 'style.css']);
+  const files = ['console.js', 'novnc.LICENSE.txt', 'novnc.js', 'style.css'];
+  expect((await readdir(consoleFolder)).toSorted()).toEqual(files);
 });
 
 test('the agent image has the programs that the agent calls', async ({ skip }) => {

@@ -125,6 +125,8 @@ export class BerthCommand implements AsyncDisposable {
   #environment({ environment, kubeconfig = this.#kubeconfig }: CommandOptions): NodeJS.ProcessEnv {
     return {
       PATH: process.env.PATH,
+      // The keys of the person who runs the tests are not those of the user.
+      HOME: join(this.#folder, 'home'),
       XDG_CONFIG_HOME: join(this.#folder, 'settings'),
       XDG_STATE_HOME: join(this.#folder, 'state'),
       XDG_CACHE_HOME: join(this.#folder, 'cache'),
