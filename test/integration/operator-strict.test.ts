@@ -262,7 +262,16 @@ it(
     expect(message).toMatch(/quota: team/);
     expect(await untilReported('Image disk', disks.image, ['Ready', 'PodRefused'])).toMatch(/quota: team/);
     const raised = JSON.stringify({ spec: { hard: { 'limits.cpu': '2' } } });
-    await cluster.kubectl(['patch', 'quota', 'team', '--namespace', namespace, '--type=merge', '--patch', raised]);
+    await cluster.kubectl([
+      'patch',
+      'quota',
+      'team',
+      '--namespace',
+      namespace,
+      '--type=merge',
+      '--patch',
+      raised,
+    ]);
     await untilRunning(vms, 'desk');
     await workOn(namespace);
     await waitForObject('the Image', disks.image, ({ status }) => status?.phase === 'Ready');
