@@ -365,8 +365,9 @@ export interface DriverOfVMs extends Driver {
   ): Promise<void>;
   /**
    * Replaces the disk of a machine with a new disk, as {@link create} makes it, or with the content of the snapshot with the uid `snapshot`.
-   * Ends the machine's process, if any. Snapshots stay.
+   * Ends the machine's process, if any. Snapshots stay. A machine whose new disk was not completed needs another revert.
    *
+   * @throws the signal's reason when it ends the wait for a copy, or the installation of an operating system.
    * @throws ReasonedError `SnapshotNotFound` when the machine has no such snapshot. Nothing has changed then.
    */
   revert(
@@ -374,6 +375,7 @@ export interface DriverOfVMs extends Driver {
     plan: MachinePlan,
     base: BaseImage | undefined,
     snapshot?: string,
+    signal?: AbortSignal,
   ): Promise<void>;
   /**
    * Keeps the disk of a machine as it is at one moment. The guest continues, and its later writes do not change the snapshot. If there is
@@ -411,8 +413,8 @@ export interface DriverOfVMs extends Driver {
    * system. The guest continues meanwhile. The file is not flushed, and it is removed when the promise rejects.
    *
    * The agent can call other functions during a copy. `create`, `start`, `unpause`, `resume`, `revert` and a second copy wait until the
-   * first copy ends. The signal of `start`, `unpause` and `resume` can end this wait. The promise then rejects with the signal's
-   * reason, and the machine is unchanged. `delete` and `close` make the copy fail, and wait until it has ended. If the machine runs,
+   * first copy ends. The signal of `start`, `unpause`, `resume` and `revert` can end this wait. The promise then rejects with the
+   * signal's reason, and the machine is unchanged. `delete` and `close` make the copy fail, and wait until it has ended. If the machine runs,
    * `stop`, `pause` and `suspend` also make the copy fail.
    *
    * @throws the signal's reason when the signal aborted.

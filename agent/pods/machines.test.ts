@@ -159,3 +159,16 @@ it.each(['stop', 'release'] as const)(
     expect(discard.signal.aborted).toBe(true);
   },
 );
+
+it('a reset that is under way ends when the Pod is deleted, and not when the VM is stopped', async () => {
+  const desired = { ...WANTED.desired, revertRequestedAt: '1' } as NonNullable<WantedMachine['desired']>;
+  const abort = new AbortController();
+  const others = { hurry: new AbortController(), discard: new AbortController() };
+  runtime.state = { kind: 'stopped' };
+  runtime.operation = { kind: 'revert', abort, ...others } as unknown as MachineOperation;
+  Object.assign(runtime.record, { running: false });
+  await machines.drive(runtime, { ...WANTED, desired: { ...desired, powerState: 'Stopped' } });
+  expect(abort.signal.aborted).toBe(false);
+  await machines.drive(runtime, { ...WANTED, desired, deletion: { deadline: Date.now() } });
+  expect(abort.signal.aborted).toBe(true);
+});

@@ -61,8 +61,11 @@ export interface Situation
 
 const REACHED: MachineStep = { kind: 'reached' };
 
-/** Operations that can be cancelled while they wait for a copy of the machine's disk. The planned steps of {@link OFF} do not wait for the copy. */
-const WAITING: ReadonlySet<OperationKind> = new Set(['start', 'unpause', 'resume']);
+/**
+ * Operations that can be cancelled while they wait for a copy of the machine's disk, a revert also while it installs an operating system. The
+ * planned steps of {@link OFF} do not wait for the copy.
+ */
+const WAITING: ReadonlySet<OperationKind> = new Set(['start', 'unpause', 'resume', 'revert']);
 const OFF: ReadonlySet<MachineStep['kind']> = new Set(['stop', 'release', 'remove']);
 /** Steps that need not begin before a snapshot is taken or removed. All others end this, and it is done later. */
 const BESIDE_SNAPSHOT: ReadonlySet<MachineStep['kind']> = new Set([

@@ -138,7 +138,10 @@ describe('a step of snapshots', () => {
       snapshotBytes: async () => keptBytes,
       keepSnapshots: async (_folder: unknown, uids: Set<string>) =>
         void asked.push(`keep ${[...uids].join()}`),
-      revert: async (...parameters: unknown[]) => void asked.push(`revert ${String(parameters[3])}`),
+      revert: async (...parameters: unknown[]) => {
+        asked.push(`revert ${String(parameters[3])}`);
+        (parameters[4] as AbortSignal).throwIfAborted();
+      },
     };
     const parts = {
       records: new RecordStore(directory),
@@ -159,8 +162,9 @@ describe('a step of snapshots', () => {
   async function run(
     kind: 'snapshot' | 'dropSnapshots' | 'revert',
     desired: Partial<Desired>,
+    abort = new AbortController(),
   ): Promise<void> {
-    const operation = { desired: { ...DESIRED, ...desired }, abort: new AbortController() };
+    const operation = { desired: { ...DESIRED, ...desired }, abort };
     await STEPS[kind](host, runtime, operation as unknown as MachineOperation);
   }
 
@@ -237,6 +241,13 @@ describe('a step of snapshots', () => {
     await run('snapshot', { snapshots: [A] });
     expect(runtime.record.snapshots).toEqual([{ uid: 'a', taken: TAKEN }]);
     expect(asked).toEqual([]);
+  });
+
+  it('a revert that is no longer wanted is not recorded as done', async () => {
+    const unwanted = new AbortController();
+    unwanted.abort(new Error('not wanted'));
+    await expect(run('revert', { revertRequestedAt: '1' }, unwanted)).rejects.toThrow('not wanted');
+    expect(runtime.record.revertedAt).toBeUndefined();
   });
 
   it('removes what a snapshot that has failed can have left', async () => {

@@ -286,7 +286,8 @@ async function revert(
   if (revertTo !== undefined && snapshot === undefined) {
     throw new ReasonedError('SnapshotNotFound', 'The host does not have the snapshot in revertTo');
   }
-  await driverOfVM(host, record).revert(folder, machinePlan(host, record, operation), record.base, revertTo);
+  const plan = machinePlan(host, record, operation);
+  await driverOfVM(host, record).revert(folder, plan, record.base, revertTo, operation.abort.signal);
   const hasSnapshotMemory = snapshot?.memory !== undefined;
   const fresh = revertTo === undefined || hasSnapshotMemory;
   const began = { warmStart: undefined, fresh, hasSnapshotMemory };

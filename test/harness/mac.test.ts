@@ -192,4 +192,40 @@ describe('the scripts', () => {
     expect(() => mac.run('remove.sh', 'agent')).toThrow(/this host has machines/);
     expect(existsSync(join(mac.root, PROGRAM))).toBe(true);
   });
+
+  test.each([
+    ['/opt/berth', 'opt/berth'],
+    [' "/opt/my berth/" # short', 'opt/my berth'],
+    ["'/opt/berth'", 'opt/berth'],
+    ['data', 'usr/local/etc/berth/data'],
+  ])('do not remove a host that has machines in the dataDirectory %s, and leave it', (text, path) => {
+    const mac = new Mac();
+    mac.run('install.sh', 'agent');
+    mac.write(
+      'usr/local/etc/berth/agent.yaml',
+      `# dataDirectory: /none\nnodeName: a\ndataDirectory: ${text}\n`,
+    );
+    mac.write(join(path, 'machines/uid/tart.json'), '{}');
+    expect(() => mac.run('remove.sh', 'agent')).toThrow(`this host has machines in ${join(mac.root, path)}.`);
+    expect(existsSync(join(mac.root, PROGRAM))).toBe(true);
+    rmSync(join(mac.root, path, 'machines/uid'), { recursive: true });
+    const isLeft = path.startsWith('opt');
+    expect(mac.run('remove.sh', 'agent').includes(`${join(mac.root, path)} is left`)).toBe(isLeft);
+    expect(existsSync(join(mac.root, path))).toBe(isLeft);
+    expect(existsSync(join(mac.root, PROGRAM))).toBe(false);
+  });
+
+  test.each([
+    'dataDirectory: &folder /opt/berth',
+    'dataDirectory:\n  /opt/berth',
+    'dataDirectory: /opt\n  berth',
+    'dataDirectory: "/opt/\\x62erth"',
+    '{nodeName: a, dataDirectory: /opt/berth}',
+  ])('do not remove a host if they cannot read %j', (text) => {
+    const mac = new Mac();
+    mac.run('install.sh', 'agent');
+    mac.write('usr/local/etc/berth/agent.yaml', `${text}\n`);
+    expect(() => mac.run('remove.sh', 'agent')).toThrow(/cannot read dataDirectory in .*agent\.yaml/);
+    expect(existsSync(join(mac.root, PROGRAM))).toBe(true);
+  });
 });

@@ -273,6 +273,7 @@ export class QemuDriver implements DriverOfVMs {
     plan: VmPlan,
     base: BaseImage | undefined,
     snapshot?: string,
+    signal?: AbortSignal,
   ): Promise<void> {
     const { copies, machine, layers } = this.#of(folder);
     await copies.exclusively(async () => {
@@ -288,7 +289,7 @@ export class QemuDriver implements DriverOfVMs {
       }
       const platform = await this.#platforms.of(file.architecture);
       await layers.revert(this.#owned(plan), { base, platform, uid: snapshot });
-    });
+    }, signal);
   }
 
   async takeSnapshot(

@@ -48,7 +48,12 @@ export class TartCopies {
     return await result;
   }
 
-  /** Ends the copy that is under way, and waits until it has ended. */
+  /** Returns a signal for work under {@link exclusively}, which aborts with `signal` or by {@link interrupt}. */
+  interruptible(signal?: AbortSignal): AbortSignal {
+    return AbortSignal.any([this.#interruption.signal, ...(signal ? [signal] : [])]);
+  }
+
+  /** Ends the copy or the interruptible work that is under way, and waits until it has ended. */
   async interrupt(message: string): Promise<void> {
     this.#interruption.abort(new ReasonedError('Interrupted', message));
     this.#interruption = new AbortController();
@@ -57,7 +62,7 @@ export class TartCopies {
 
   /** Copies the disk and the other files of a machine, as `copyDisk` of the driver does. */
   async run({ bundle, inspect }: Source, options: CopyOptions): Promise<DiskCopy> {
-    const signal = AbortSignal.any([options.signal, this.#interruption.signal]);
+    const signal = this.interruptible(options.signal);
     const copying = async () => {
       const consistency = consistencyOf(await inspect(), options);
       const virtualSizeBytes = await copyFiles(bundle, { ...options, signal });

@@ -49,7 +49,8 @@ vi.mock('../../processes/process.ts', async (importOriginal) => {
     isAlive,
     waitForExit,
     killForCertain: asStep(({ pid }: Identity) => host.mac.end(pid)),
-    findByArgument: async (_: string, name: string) => await Promise.resolve(host.mac.find(name)),
+    findByArgument: async (command: string, name: string) =>
+      await Promise.resolve(command === 'run' ? host.mac.find(name) : undefined),
   };
 });
 

@@ -156,25 +156,26 @@ export class TartDriver implements DriverOfVMs {
     plan: VmPlan,
     base: BaseImage | undefined,
     snapshot?: string,
+    signal?: AbortSignal,
   ): Promise<void> {
     if (snapshot !== undefined) {
       throw new ReasonedError('SnapshotNotFound', 'A host with the driver tart has no snapshots');
     }
     const { machine, copies } = this.#of(folder);
+    const either = copies.interruptible(signal);
     await copies.exclusively(async () => {
       await machine.stop({ graceMilliseconds: 0 });
-      await this.#make(folder, plan, base);
-    });
+      await this.#make(folder, plan, base, either);
+    }, either);
   }
 
   async delete(folder: MachineFolder): Promise<void> {
     const { machine, console, copies } = this.#of(folder);
     machine.state.ignoreReadErrors();
     await copies.interrupt('The machine was deleted');
+    // After the death of an agent that reset the machine, there is an installation beside the old state file.
+    await endInstallation(folder.uid);
     await machine.end();
-    if ((await machine.state.readIfPossible()) === undefined) {
-      await endInstallation(folder.uid);
-    }
     machine.close();
     console.close();
     this.#held.delete(folder.uid);

@@ -13,7 +13,7 @@ import { type JsonLimits, parseJson } from '../../../base/json.ts';
 import { type BaseImage, TART_FILES } from '../../disks/disk.ts';
 import type { MachineFolder, VmLaunchPlan, VmPlan } from '../driver.ts';
 import { endSchema, processSchema, StateFile } from '../statefile.ts';
-import { install, nameOf, type TartProgram } from './program.ts';
+import { endInstallation, install, nameOf, type TartProgram } from './program.ts';
 
 /** Name of the state file. It differs from the names of other drivers, so that each driver finds only its own machines. */
 export const STATE_FILE = 'tart.json';
@@ -111,8 +111,9 @@ export function isInstalled({ guest: { vm } }: VmPlan): boolean {
 }
 
 /**
- * Installs macOS on the disk of a machine. Returns the content of the state file, which the caller writes. @throws ReasonedError `CreateFailed`
- * with the words of the program when the installation fails; the signal's reason when the signal aborts.
+ * Installs macOS on the disk of a machine. Ends the installation of an agent that was killed meanwhile. Returns the content of the state file,
+ * which the caller writes. @throws ReasonedError `CreateFailed` with the words of the program when the installation fails; the signal's reason
+ * when the signal aborts.
  */
 export async function installFiles(
   program: TartProgram,
@@ -122,6 +123,8 @@ export async function installFiles(
 ): Promise<TartState> {
   const bundle = bundleOf(program.home, uid);
   const path = base?.path ?? '';
+  // An installation that has outlived its agent would make the files again.
+  await endInstallation(uid);
   await rm(bundle, { recursive: true, force: true });
   try {
     await install(program, uid, { path, gigabytes: gigabytes(guest.diskSizeBytes ?? 0), signal });

@@ -74,13 +74,12 @@ interface Installation {
   signal: AbortSignal | undefined;
 }
 
-/** Makes a machine by an installation of macOS. Ends the installation of an agent that was killed meanwhile. */
+/** Makes a machine by an installation of macOS. No other installation of this machine may be under way. */
 export async function install(
   program: TartProgram,
   uid: string,
   { path, gigabytes, signal }: Installation,
 ): Promise<void> {
-  await endInstallation(uid);
   const parameters = ['create', nameOf(uid), '--from-ipsw', path, '--disk-size', String(gigabytes)];
   await tart(program, parameters, { timeoutMilliseconds: INSTALL_MILLISECONDS, signal });
 }

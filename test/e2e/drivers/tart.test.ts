@@ -1,8 +1,13 @@
 /** Machines of the driver tart, with the stand-in for that program. Nothing here ran with the real program. */
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
+import { homeOf } from '../../../agent/drivers/tart/driver.ts';
+import { environment } from '../../../agent/drivers/tart/program.ts';
+import { findByArgument, type ProcessIdentity } from '../../../agent/processes/process.ts';
 import { TartHost, tartPlan } from '../../worlds/tarthost.ts';
 
 const IMAGE = { type: 'ipsw', url: 'https://images.example/restore.ipsw', sha256: '0' } as const;
@@ -71,5 +76,51 @@ test('says why macOS could not be installed, and begins no installation for a VM
   await expect(host.driver.create(folder, plan, ipsw('PK'), gone)).rejects.toThrow('not wanted');
   expect(host.tart.calls).toHaveLength(length);
   await host.driver.delete(folder);
+  expect(existsSync(dirname(host.disk('mac1')))).toBe(false);
+});
+
+/** Returns the process that installs macOS for the machine mac1. */
+async function installation(): Promise<ProcessIdentity | undefined> {
+  return await findByArgument('create', 'berth-mac1');
+}
+
+test.each(['nobody wants it any more', 'its agent stops'])(
+  'the installation of a reset ends when %s',
+  async (why) => {
+    const [folder, plan, base] = [
+      host.folder('mac1'),
+      tartPlan('mac1', 'MacOS', { image: IMAGE }),
+      ipsw('PK'),
+    ];
+    await host.driver.create(folder, plan, base);
+    host.tart.give('install-lasts');
+    const unwanted = new AbortController();
+    const reset = host.driver.revert(folder, plan, base, undefined, unwanted.signal);
+    reset.catch(() => undefined);
+    await expect.poll(installation).toBeDefined();
+    if (why === 'its agent stops') {
+      await host.restartAgent();
+      await expect(reset).rejects.toMatchObject({ reason: 'Interrupted' });
+    } else {
+      unwanted.abort(new Error('not wanted'));
+      await expect(reset).rejects.toThrow('not wanted');
+    }
+    expect(await installation()).toBeUndefined();
+    host.tart.take('install-lasts');
+    await host.driver.revert(folder, plan, base);
+    expect(configOf('mac1')).toMatchObject({ macAddress: '52:54:00:12:34:56' });
+  },
+);
+
+test('a deletion ends the installation of a reset that has outlived its agent', async () => {
+  const [folder, base] = [host.folder('mac1'), ipsw('PK')];
+  await host.driver.create(folder, tartPlan('mac1', 'MacOS', { image: IMAGE }), base);
+  host.tart.give('install-lasts');
+  const parameters = ['create', 'berth-mac1', '--from-ipsw', base.path, '--disk-size', '1'];
+  const orphan = spawn(host.program, parameters, { env: environment(homeOf(host.directory)) });
+  const ended = once(orphan, 'exit');
+  await expect.poll(installation).toBeDefined();
+  await host.driver.delete(folder);
+  expect(await ended).toEqual([null, 'SIGKILL']);
   expect(existsSync(dirname(host.disk('mac1')))).toBe(false);
 });

@@ -1,4 +1,4 @@
-/** The stand-in for the program `tart` as a program. `run` sleeps until a signal ends the machine. */
+/** The stand-in for the program `tart` as a program. `run` sleeps until a signal ends the machine, and `create` can sleep too. */
 import { isAlive } from './life.ts';
 import { TartStandIn, type Signal } from './standin.ts';
 
@@ -35,4 +35,7 @@ if (parameters[0] === 'run') {
   }
 } else {
   end(tart.call(parameters));
+  if (parameters[0] === 'create' && tart.lasts) {
+    setTimeout(() => undefined, LONGEST_MILLISECONDS);
+  }
 }

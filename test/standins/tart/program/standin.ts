@@ -48,7 +48,9 @@ export type Cue =
   /** Guests with macOS shut down when they are asked to, and show no dialog. */
   | 'macos-shuts-down'
   /** The hypervisor of the next machines fails after their start. */
-  | 'fails';
+  | 'fails'
+  /** An installation of macOS goes on after it has made its files. */
+  | 'install-lasts';
 
 /** Largest number of guests with macOS that the hypervisor runs. */
 const MACOS_GUESTS = 2;
@@ -167,6 +169,11 @@ export class TartStandIn {
 
   take(cue: Cue): void {
     rmSync(join(this.home, 'cues', cue), { force: true });
+  }
+
+  /** Whether an installation goes on after its call. Whoever uses this keeps its process. */
+  get lasts(): boolean {
+    return this.#has('install-lasts');
   }
 
   /** Command lines of all calls so far. */
