@@ -96,7 +96,7 @@ export function createControllers(options: OperatorOptions): Controllers {
   // The key of a RoleBinding is queued even if the RoleBinding does not exist yet, but only while its namespace exists.
   const hasNamespace = (key: string) => namespaces.cache.get(refOf(key).namespace ?? '') !== undefined;
   const plain = plainControllers(options, watches);
-  const times = new JobTimesReconciler(options);
+  const times = new JobTimesReconciler({ ...options, namespaces });
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
     controllers: [

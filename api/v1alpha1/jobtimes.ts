@@ -7,9 +7,6 @@ import { parseJson } from '../../base/json.ts';
 import { JOB_TIMES_LIMIT } from './jobtimelimits.ts';
 import { count, timestamp } from './schema.ts';
 
-/** Largest number of namespaces whose times are kept. A document has at most 13 kB, and a ConfigMap has room for 1 MiB. */
-export const JOB_TIMES_NAMESPACES = 64;
-
 const number = count('A number of jobs, or a time in seconds.', Number.MAX_SAFE_INTEGER);
 
 const jobTimesSchema = z.object({

@@ -11,9 +11,14 @@ import { onHidden, pauseFor, whenShown } from './waits.ts';
 const LINES = 2_000;
 /** Longest line in characters that is kept. */
 const LINE_CHARACTERS = 8_192;
-/** Waits between attempts. A VM that starts has no log yet. */
+/** Waits between attempts. A VM that starts has no log yet, and the log of one that has ended ends at once. */
 const BACKOFF = { firstMilliseconds: 1_000, capMilliseconds: 30_000, jitter: 0.5 } as const;
-const BETWEEN_MILLISECONDS = 1_000;
+
+/** The lines with the last time. The host gives many lines the same time. */
+interface LastLines {
+  readonly time: string;
+  readonly count: number;
+}
 
 export class LiveLog {
   readonly views = new Views();
@@ -22,6 +27,7 @@ export class LiveLog {
   readonly #api: Api;
   readonly #path: string;
   readonly #end = new AbortController();
+  #last: LastLines | undefined;
 
   constructor(api: Api, { namespace, name }: VMRef) {
     this.#api = api;
@@ -40,11 +46,10 @@ export class LiveLog {
     const { signal } = this.#end;
     const backoff = new Backoff(BACKOFF);
     while (!signal.aborted) {
+      await whenShown(signal);
+      const began = performance.now();
       try {
-        await whenShown(signal);
         await this.#read(signal);
-        backoff.reset();
-        await pauseFor(BETWEEN_MILLISECONDS, signal);
       } catch (error) {
         if (signal.aborted) {
           return;
@@ -53,8 +58,11 @@ export class LiveLog {
         if (isFinal(error)) {
           return;
         }
-        await pauseFor(backoff.next(), signal);
       }
+      if (performance.now() - began >= BACKOFF.capMilliseconds) {
+        backoff.reset();
+      }
+      await pauseFor(backoff.next(), signal);
     }
   }
 
@@ -62,9 +70,9 @@ export class LiveLog {
   async #read(signal: AbortSignal): Promise<void> {
     const hidden = new AbortController();
     const stop = onHidden(() => hidden.abort());
-    const last = this.lines.at(-1)?.time;
     // The API server takes only whole seconds. So the lines of the last second come again, and are left out below.
-    const query = last === undefined ? '' : `?sinceTime=${last.slice(0, 19)}Z`;
+    const query = this.#last === undefined ? '' : `?sinceTime=${this.#last.time.slice(0, 19)}Z`;
+    const isRepeated = repeats(this.#last);
     let rest = '';
     try {
       for await (const text of this.#api.texts(
@@ -73,7 +81,7 @@ export class LiveLog {
       )) {
         const lines = (rest + text).split('\n');
         rest = (lines.pop() ?? '').slice(0, LINE_CHARACTERS);
-        this.#add(lines, last);
+        this.#add(lines, isRepeated);
       }
     } catch (error) {
       if (!hidden.signal.aborted) {
@@ -84,11 +92,15 @@ export class LiveLog {
     }
   }
 
-  #add(lines: readonly string[], last: string | undefined): void {
+  #add(lines: readonly string[], isRepeated: (line: LogLine) => boolean): void {
     const added = lines
       .map((line) => lineOfLog(line.slice(0, LINE_CHARACTERS)))
-      .filter((line) => line !== undefined && (last === undefined || line.time > last));
-    this.lines = [...this.lines, ...(added as LogLine[])].slice(-LINES);
+      .filter((line) => line !== undefined)
+      .filter((line) => !isRepeated(line));
+    for (const { time } of added) {
+      this.#last = { time, count: this.#last?.time === time ? this.#last.count + 1 : 1 };
+    }
+    this.lines = [...this.lines, ...added].slice(-LINES);
     this.#change({ state: 'live' });
   }
 
@@ -96,6 +108,21 @@ export class LiveLog {
     this.freshness = freshness;
     this.views.changed();
   }
+}
+
+/** Returns a function that recognises the lines of a new answer that were shown before: those until the last time, and as many of that time. */
+function repeats(last: LastLines | undefined): (line: LogLine) => boolean {
+  let left = last?.count ?? 0;
+  return ({ time }) => {
+    if (last === undefined || time > last.time) {
+      return false;
+    }
+    if (time < last.time) {
+      return true;
+    }
+    left -= 1;
+    return left >= 0;
+  };
 }
 
 /** Returns whether no later attempt changes the refusal. A VM that starts has no Pod and no log yet. */

@@ -2,7 +2,10 @@
 import { SerialTerminal } from './terminal.ts';
 
 export interface LogLine {
-  /** Time at which the host got the line, as RFC 3339 with nanoseconds. Earlier times are smaller texts. */
+  /**
+   * Time at which the host got the line, as RFC 3339 with milliseconds. Earlier times are smaller texts. All lines that the host got at once
+   * have the same time.
+   */
   readonly time: string;
   readonly text: string;
 }

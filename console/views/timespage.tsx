@@ -1,5 +1,6 @@
 /** How long jobs waited and ran in the last 24 hours. */
 import { useEffect, useState } from 'preact/hooks';
+import { JOB_TIMES_NAMESPACES } from '../../api/v1alpha1/jobtimelimits.ts';
 import type { Api } from '../data/api.ts';
 import { freshnessAfter, type Freshness } from '../data/follow.ts';
 import { pauseFor, whenShown } from '../data/waits.ts';
@@ -25,7 +26,7 @@ interface TimesPageProps {
 const READ_MILLISECONDS = 30_000;
 
 const TITLES: Readonly<Record<TimeMeasure, string>> = {
-  waited: 'Waited until the VM could be used',
+  waited: 'Waited until the VM first ran, or was ready after its claim from a pool',
   ran: 'Ran until the end of the VM',
 };
 
@@ -45,10 +46,14 @@ export function TimesPage({ api, namespace }: TimesPageProps) {
       {documents === undefined ? (
         <ReadState freshness={freshness} what="VMs" namespace={namespace} />
       ) : documents.length === 0 ? (
-        <Notice title="No job has begun or ended yet">
+        <Notice title="There are no numbers of jobs">
           <p>
             A VM counts when it first runs and when it ends. A VM of a pool counts from its claim. The numbers
-            are here a minute later.
+            are here about two minutes later.
+          </p>
+          <p>
+            The operator keeps the numbers of {JOB_TIMES_NAMESPACES} namespaces. Jobs in further ones are not
+            counted.
           </p>
         </Notice>
       ) : (
@@ -69,6 +74,9 @@ function Begun({ documents }: { readonly documents: readonly TimesDocument[] }) 
       The operator has counted without a break since {new Date(begun.at).toLocaleString('en')}.
       {begun.hasEarlier
         ? ' Earlier numbers are of a process before it. Jobs that ended between the two are missing.'
+        : ''}
+      {documents.length >= JOB_TIMES_NAMESPACES
+        ? ` The operator keeps the numbers of ${JOB_TIMES_NAMESPACES} namespaces. Jobs in further ones are missing.`
         : ''}
     </p>
   );

@@ -1,4 +1,4 @@
-import { PassThrough } from 'node:stream';
+import { addAbortSignal, PassThrough } from 'node:stream';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { beating } from './logs.ts';
 
@@ -8,10 +8,11 @@ let end: Promise<void>;
 
 beforeEach(() => {
   vi.useFakeTimers();
-  log = new PassThrough();
+  const source = new AbortController();
+  log = addAbortSignal(source.signal, new PassThrough());
   pieces = [];
   const read = async () => {
-    for await (const piece of beating(log)) {
+    for await (const piece of beating(log, source)) {
       pieces.push(piece.toString());
     }
   };
@@ -45,4 +46,12 @@ it('ends after five minutes, also while the guest writes', async () => {
   await end;
   expect(log.destroyed).toBe(true);
   clearInterval(writing);
+});
+
+it('ends after five minutes, also while the guest is silent', async () => {
+  await vi.advanceTimersByTimeAsync(299_000);
+  expect(log.destroyed).toBe(false);
+  await vi.advanceTimersByTimeAsync(2_000);
+  expect(log.destroyed).toBe(true);
+  await end;
 });

@@ -61,13 +61,13 @@ export function addConsoleLogs(app: App, watching: WaitingRequests): void {
         ...(request.query.sinceTime === undefined ? { tailLines: EARLIER_LINES } : request.query),
       };
       const owner = { user, namespace: accountNamespaceOf(user) ?? params.namespace };
-      return await watching.run(reply.raw, owner, async ({ signal }) => {
-        const log = await pages.stream(pathOf(PODS, params, 'log') + query(parameters), signal);
+      return await watching.run(reply.raw, owner, async (end) => {
+        const log = await pages.stream(pathOf(PODS, params, 'log') + query(parameters), end.signal);
         limitReading(reply.raw, CUT_MILLISECONDS, () => undefined);
         return await reply
           .header('x-content-type-options', 'nosniff')
           .type('text/plain; charset=utf-8')
-          .send(Readable.from(beating(log)));
+          .send(Readable.from(beating(log, end)));
       });
     },
   );
@@ -75,9 +75,9 @@ export function addConsoleLogs(app: App, watching: WaitingRequests): void {
 
 /**
  * Yields the pieces of a log until {@link LOG_MILLISECONDS} have passed, and an empty line at first and whenever the log is silent. Each line of
- * the log begins with a time, so an empty line is none of the guest.
+ * the log begins with a time, so an empty line is none of the guest. At the end `source` is aborted, whose signal must end `log`.
  */
-export async function* beating(log: AsyncIterable<Buffer>): AsyncGenerator<Buffer> {
+export async function* beating(log: AsyncIterable<Buffer>, source: AbortController): AsyncGenerator<Buffer> {
   const beat = Buffer.from('\n');
   const end = performance.now() + LOG_MILLISECONDS;
   const pieces = log[Symbol.asyncIterator]();
@@ -103,6 +103,8 @@ export async function* beating(log: AsyncIterable<Buffer>): AsyncGenerator<Buffe
   } finally {
     // A log that breaks after its end is of no interest.
     piece.catch(() => undefined);
+    // `return` waits for the next piece, and a silent guest sends none.
+    source.abort();
     await pieces.return?.();
   }
 }

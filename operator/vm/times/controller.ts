@@ -6,6 +6,8 @@ import type { ObjectChange } from '../../../kube/cache.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import { readData, writeData } from '../../../kube/configmapdata.ts';
 import type { Controller, Result } from '../../../kube/controller.ts';
+import type { Namespace } from '../../../kube/core.ts';
+import type { Informer } from '../../../kube/informer.ts';
 import type { OperatorConfig } from '../../config/config.ts';
 import { timesIn } from './observe.ts';
 import { JobTimesRing, type Measure } from './ring.ts';
@@ -20,6 +22,7 @@ const PAUSE_MILLISECONDS = 60_000;
 interface JobTimesOptions {
   readonly client: KubeClient;
   readonly config: Pick<OperatorConfig, 'namespaces'>;
+  readonly namespaces: Pick<Informer<Namespace>, 'cache'>;
   readonly logger: Logger;
   /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
@@ -42,17 +45,18 @@ export class JobTimesReconciler {
   /** Keeps the time of a job in seconds. */
   add(namespace: string, measure: Measure, seconds: number): void {
     const { clock, isLeader, logger } = this.#options;
-    if (!isLeader()) {
+    // The last change of a VM can come after that of its namespace.
+    if (!isLeader() || !this.#exists(namespace)) {
       return;
     }
     const isKept = this.#ring.add(namespace, measure, seconds, clock());
     if (!isKept && !this.#isFull) {
+      this.#isFull = true;
       logger.warn(
         { namespace },
         'the times of jobs are not kept for this namespace, because there are too many',
       );
     }
-    this.#isFull = !isKept;
     this.onTime();
   }
 
@@ -67,14 +71,21 @@ export class JobTimesReconciler {
   /** Forgets a deleted namespace. */
   forget(namespace: string): void {
     this.#ring.forget(namespace);
+    this.#isFull = false;
     this.onTime();
   }
-  /** Stores the documents that have changed, the first time together with those of an earlier process. @throws ApiError, and the documents are stored at the next attempt. */
+
+  /**
+   * Stores the documents that have changed, the first time together with those of an earlier process.
+   *
+   * @throws ApiError, and the documents are stored at the next attempt.
+   */
   async reconcile(): Promise<Result> {
     const { client, config, clock } = this.#options;
     const ref = { namespace: config.namespaces.system, name: JOB_TIMES };
     if (!this.#isRestored) {
-      this.#ring.restore(await readData(client, ref), clock());
+      const documents = await readData(client, ref);
+      this.#ring.restore(documents, clock(), (namespace) => this.#exists(namespace));
       this.#isRestored = true;
     }
     if (!this.#ring.hasChanges) {
@@ -90,9 +101,14 @@ export class JobTimesReconciler {
     this.#writtenAt = now;
     return undefined;
   }
+
+  #exists(namespace: string): boolean {
+    return this.#options.namespaces.cache.get(namespace) !== undefined;
+  }
 }
 
-/** Makes the controller store new times a little later. */
+/** Makes the controller store at its start that this process measures now, and new times a little later. */
 export function enqueueJobTimes(controller: Controller, reconciler: JobTimesReconciler): void {
+  controller.enqueue(TIMES_KEY);
   reconciler.onTime = () => controller.enqueueAfter(TIMES_KEY, DELAY_MILLISECONDS);
 }

@@ -1,7 +1,7 @@
 import * as fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { JOB_TIMES_LIMIT } from '../../../api/v1alpha1/jobtimelimits.ts';
-import { JOB_TIMES_NAMESPACES, parseJobTimes } from '../../../api/v1alpha1/jobtimes.ts';
+import { JOB_TIMES_LIMIT, JOB_TIMES_NAMESPACES } from '../../../api/v1alpha1/jobtimelimits.ts';
+import { parseJobTimes } from '../../../api/v1alpha1/jobtimes.ts';
 import { JobTimesRing } from './ring.ts';
 
 const MINUTE = 60_000;
@@ -62,7 +62,7 @@ it('continues the times of an earlier process, and tells when it began itself', 
   first.add('shop', 'waited', 20, NOW + 20 * MINUTE);
   const second = new JobTimesRing();
   const documents = (await stored(first, NOW)) as Record<string, string>;
-  second.restore({ ...documents, broken: '{"entries": 1}' }, NOW + 22 * MINUTE);
+  second.restore({ ...documents, broken: '{"entries": 1}' }, NOW + 22 * MINUTE, () => true);
   second.add('shop', 'waited', 30, NOW + 23 * MINUTE);
   const { shop, broken } = await stored(second, NOW + 23 * MINUTE);
   expect(broken).toBeNull();

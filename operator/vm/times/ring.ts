@@ -1,14 +1,13 @@
 /** Keeps the times of jobs of the last 24 hours in memory, in entries of five minutes for each namespace. */
-import { JOB_TIMES_LIMIT, JOB_TIMES_MILLISECONDS } from '../../../api/v1alpha1/jobtimelimits.ts';
 import {
+  JOB_TIMES_LIMIT,
+  JOB_TIMES_MILLISECONDS,
   JOB_TIMES_NAMESPACES,
-  type JobTimes,
-  type JobTimesEntry,
-  parseJobTimes,
-} from '../../../api/v1alpha1/jobtimes.ts';
+} from '../../../api/v1alpha1/jobtimelimits.ts';
+import { type JobTimes, type JobTimesEntry, parseJobTimes } from '../../../api/v1alpha1/jobtimes.ts';
 import { timestamp } from '../../../base/time.ts';
 
-/** What was measured: the time until a job's VM could be used, or the time from there to its end. */
+/** What was measured: the time until a job's VM first ran (of a pool: from the claim until it was ready), or the time from there to its end. */
 export type Measure = 'waited' | 'ran';
 
 /** Longest time that is kept, in seconds: a year. A clock that was set can make any time. */
@@ -45,12 +44,17 @@ export class JobTimesRing {
 
   /**
    * Takes the times of the last 24 hours that an earlier process has stored. Jobs that ended between
-   * the two are in neither, so each document tells since when this process has measured. A document that cannot be read is dropped.
+   * the two are in neither, so each document tells since when this process has measured. A document that cannot be read is dropped, and so
+   * is that of a namespace which was deleted meanwhile.
    */
-  restore(documents: Readonly<Record<string, string>>, now: number): void {
+  restore(
+    documents: Readonly<Record<string, string>>,
+    now: number,
+    exists: (namespace: string) => boolean,
+  ): void {
     this.#begunAt ??= now;
     for (const [namespace, text] of Object.entries(documents)) {
-      const entries = parseJobTimes(text)?.entries ?? [];
+      const entries = exists(namespace) ? (parseJobTimes(text)?.entries ?? []) : [];
       const own = this.#namespaces.get(namespace) ?? new Map<number, JobTimesEntry>();
       // All are written again, those without a place as null.
       const hasPlace = own.size > 0 || this.#namespaces.size < JOB_TIMES_NAMESPACES;
