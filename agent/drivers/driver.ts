@@ -395,8 +395,8 @@ export interface DriverOfVMs extends Driver {
   /** Returns the facts of the snapshot with this uid; undefined if the machine does not have it. */
   findSnapshot(folder: MachineFolder, uid: string): Promise<DiskSnapshot | undefined>;
   /**
-   * Returns how many bytes the disk of the machine and its snapshots take on the disk of the host. Reads no file of the machine, so that a damaged
-   * machine hinders no other one.
+   * Returns how many bytes the snapshots of the machine take on the disk of the host. The file to which the guest writes now does not count. The
+   * result is 0 for a damaged machine, so that it hinders no other one.
    */
   snapshotBytes(folder: MachineFolder): Promise<number>;
   /** Removes all snapshots of the machine but those with these uids. */

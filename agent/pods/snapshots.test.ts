@@ -113,13 +113,15 @@ describe('a step of snapshots', () => {
   /** Snapshots that the driver has. */
   let found: Map<string, DiskSnapshot>;
   let needs: Need[];
+  /** Machines whose snapshots were measured. */
+  let measured: string[];
   let keptBytes: number;
   let freeBytes: number;
 
   beforeEach(() => {
     const directory = mkdtempSync(join(tmpdir(), 'berth-snapshots-'));
     onTestFinished(() => rmSync(directory, { recursive: true }));
-    [asked, error, needs] = [[], undefined, []];
+    [asked, error, needs, measured] = [[], undefined, [], []];
     [found, keptBytes, freeBytes] = [new Map(), 0, 2 ** 40];
     const driver = {
       takeSnapshot: async (
@@ -135,7 +137,10 @@ describe('a step of snapshots', () => {
         return TAKEN;
       },
       findSnapshot: async (_folder: unknown, uid: string) => found.get(uid),
-      snapshotBytes: async () => keptBytes,
+      snapshotBytes: async ({ uid }: { uid: string }) => {
+        measured.push(uid);
+        return keptBytes;
+      },
       keepSnapshots: async (_folder: unknown, uids: Set<string>) =>
         void asked.push(`keep ${[...uids].join()}`),
       revert: async (...parameters: unknown[]) => {
@@ -226,13 +231,21 @@ describe('a step of snapshots', () => {
   it('takes none that would give its namespace more than its share of the host, and says the numbers', async () => {
     [keptBytes, freeBytes] = [3 * 2 ** 30, 2 ** 30];
     await run('snapshot', { snapshots: [A] });
-    const message =
-      'Disks with snapshots of the namespace take 3Gi of their 2Gi on the host. This one adds 0';
+    const message = 'Snapshots of the namespace take 3Gi of their 2Gi on the host. This one adds 0';
     expect(runtime.record.snapshots).toEqual([{ uid: 'a', failure: { reason: 'DiskFull', message } }]);
     // A host of one namespace has no other one that could lack the space.
     Object.assign(host, { namespace: 'ns' });
     await run('snapshot', { snapshots: [A, B] });
     expect(asked).toEqual(['b']);
+  });
+
+  it('counts the snapshots of all VMs of the host, also those of a VM whose first one is under way, and no Emulator', async () => {
+    for (const other of ['first', 'emulated']) {
+      host.records.save({ ...recordWith(), uid: other, driver: other === 'first' ? 'qemu' : 'emulator' });
+    }
+    await run('snapshot', { snapshots: [A] });
+    expect(measured).toEqual(['uid', 'first']);
+    expect(asked).toEqual(['a']);
   });
 
   it('takes no second one after the death of an agent, also if there would be no room for it', async () => {

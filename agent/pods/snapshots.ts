@@ -122,7 +122,10 @@ async function withinShare<T>(
   if (host.namespace !== undefined) {
     return await take();
   }
-  const others = host.records.list().filter((one) => one.snapshots !== undefined && one.uid !== record.uid);
+  // A machine without a record of snapshots can have one that is under way.
+  const others = host.records
+    .list()
+    .filter(({ driver, uid }) => host.drivers.has(driver) && uid !== record.uid);
   const kept = [record, ...others].map(async (one) => ({
     tenants: [tenantOf(one)],
     sizeBytes: await driverOfVM(host, one).snapshotBytes(newRuntime(one, host.machinesDirectory).folder),

@@ -19,7 +19,7 @@ describe('the share of a namespace', () => {
     expect(await take('greedy', 5)).toBe('taken');
     await expect(take('greedy', 6)).rejects.toMatchObject({
       reason: 'DiskFull',
-      message: 'Disks with snapshots of the namespace take 45Gi of their 50Gi on the host. This one adds 6Gi',
+      message: 'Snapshots of the namespace take 45Gi of their 50Gi on the host. This one adds 6Gi',
     });
     expect(await take('other', 40)).toBe('taken');
   });

@@ -9,13 +9,13 @@ import { Shares, sizeOf, sum, type Use } from '../images/local/spacemeter.ts';
 /** A snapshot that is about to be taken. */
 export interface PlannedSnapshot {
   readonly tenant: string;
-  /** Bytes that it needs beside the files of its disk, which count already. */
+  /** Bytes of its memory. Its layer counts as soon as the guest no longer writes to it. */
   readonly bytes: number;
 }
 
 /** What a host has. */
 export interface SnapshotSpace {
-  /** Disks that have snapshots, with all of these. */
+  /** Layers and memories of snapshots. The files to which guests write do not count. */
   readonly kept: readonly Use[];
   /** Bytes of the disk that are free beside `images.minimumFree`. */
   readonly freeBytes: number;
@@ -46,7 +46,7 @@ export class SnapshotShares {
       // At most 120 characters of this message reach the VMSnapshot.
       throw new ReasonedError(
         'DiskFull',
-        `Disks with snapshots of the namespace take ${before} of their ${share} on the host. This one adds ${all}`,
+        `Snapshots of the namespace take ${before} of their ${share} on the host. This one adds ${all}`,
       );
     }
     this.#taking.add(planned);

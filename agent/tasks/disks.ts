@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import type { DriverOfVMs, MachineFolder } from '../drivers/driver.ts';
+import { type DriverOfVMs, type MachineFolder, memoryWorkFolder } from '../drivers/driver.ts';
 import { convertToRaw, markArgument } from '../disks/qemuimg.ts';
 import { allocatedBytes, folderBytes } from '../disks/diskio.ts';
 import type { RawDisk } from '../images/layouts/publish.ts';
@@ -14,6 +14,7 @@ import type { Publisher, PublishingOptions, StoringOptions } from '../images/pub
 import { killByArgument } from '../processes/process.ts';
 import type { MachineUsers } from '../processes/users.ts';
 import type { BaseImage, MachineFiles, MemoryFiles } from '../disks/disk.ts';
+import type { Need } from '../images/local/spacemeter.ts';
 import type { ImageStore } from '../images/store.ts';
 import { type TaskContext, tenantOf } from './runner.ts';
 
@@ -108,7 +109,8 @@ export async function withMachine(
   const mark = await freshMark(context);
   // While the memory is prepared, it is on the disk twice. The guest is paused for it, so nobody could find in time that there is no room.
   const bytes = (await driver.copyBytes(folder, snapshot)) + (isMemoryAsked ? 2 * memoryBytes : 0);
-  const copy = { bytes, context, isAtOnce: isMemoryAsked === true };
+  const memoryRoom = { isAtOnce: true, beside: memoryWorkFolder(folder) };
+  const copy = { bytes, context, ...(isMemoryAsked && memoryRoom) };
   return await withCopy(host, copy, async (files, options) => {
     const { path: target, ram, state, config, variables } = files;
     context.log(`Copying the disk${isMemoryAsked ? ' and the memory' : ''} of VM ${vm.namespace}/${vm.name}`);
@@ -155,7 +157,7 @@ type CopyFiles = { path: string } & Pick<MemoryFiles, 'ram' | 'state'> & Machine
 
 async function withCopy(
   host: DiskHost,
-  { bytes, context, isAtOnce = false }: { bytes: number; context: TaskContext; isAtOnce?: boolean },
+  { bytes, context, ...room }: Pick<Need, 'bytes' | 'isAtOnce' | 'beside'> & { context: TaskContext },
   use: (files: CopyFiles, options: Halves) => Promise<TaskReport>,
 ): Promise<TaskReport> {
   const { folder } = context;
@@ -167,7 +169,7 @@ async function withCopy(
     // If an earlier run of the agent was killed during this task, that run can have left a copy.
     await removeFiles();
     // The reserved space of a folder must include the bytes that the folder already uses, for example an uploaded file.
-    const claim = { folder, tenant: tenantOf(context), bytes: bytes + (await folderBytes(folder)), isAtOnce };
+    const claim = { ...room, folder, tenant: tenantOf(context), bytes: bytes + (await folderBytes(folder)) };
     return await host.images.withRoom(claim, context.signal, async (signal) => {
       return await use(files, {
         copying: { signal, onProgress: inPart(context, 0, COPY_PERCENT) },

@@ -118,9 +118,9 @@ test('a copy of the disk of a VM that is not on this host fails because there is
 
 const SAVED = { cpu: 2, memoryBytes: 4096, key: 'b'.repeat(64), savedAt: '2026-11-30T06:00:00Z' };
 
-/** Does a save task with memory. The driver copies the memory of a running machine only. Returns the report and the claimed bytes. */
+/** Does a save task with memory. The driver copies the memory of a running machine only. Returns the report and the claimed room. */
 async function savedWithMemory(isRunning: boolean) {
-  const claimed: number[] = [];
+  const claimed: unknown[] = [];
   const stored: unknown[] = [];
   const driver = {
     copyBytes: async () => 512,
@@ -130,15 +130,15 @@ async function savedWithMemory(isRunning: boolean) {
       return { consistency: isRunning ? 'FileSystem' : 'Stopped', virtualSizeBytes: 512, ...copied };
     },
   };
-  const withRoom: DiskHost['images']['withRoom'] = async ({ bytes }, outer, work) => {
-    claimed.push(bytes);
+  const withRoom: DiskHost['images']['withRoom'] = async ({ bytes, beside }, outer, work) => {
+    claimed.push({ bytes, beside });
     return await work(outer);
   };
   const store = async (_: unknown, disk: RawDisk) => {
     stored.push(disk.memory);
     return {};
   };
-  const machine = { folder: { uid: 'm', path: '' }, machine: {}, driver, memoryBytes: 4096 };
+  const machine = { folder: { uid: 'm', path: '/machine' }, machine: {}, driver, memoryBytes: 4096 };
   const host = {
     machineOf: () => machine,
     images: { withRoom },
@@ -161,7 +161,8 @@ test('a save with memory claims space for both, publishes both, reports the memo
   expect(stored).toEqual([{ ...SAVED, ram: join(folder, 'ram'), state: join(folder, 'state') }]);
   expect(report.memory).toEqual(SAVED);
   // The folder already has a file of the test.
-  expect(claimed).toEqual([2 * 4096 + 512 + (await folderBytes(folder))]);
+  const bytes = 2 * 4096 + 512 + (await folderBytes(folder));
+  expect(claimed).toEqual([{ bytes, beside: '/machine/image-memory' }]);
   expect(await readdir(folder)).toEqual(['disk']);
 });
 

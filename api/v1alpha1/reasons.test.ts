@@ -77,6 +77,10 @@ describe('the meaning of a reason', () => {
   it('depends on the kind at which it is seen', () => {
     expect([classOf('ImageNotFound', 'VM'), classOf('ImageNotFound', 'Image')]).toEqual(['final', 'passing']);
     expect(classOf('ImageInvalid', 'Image')).toBe('final');
+    // A VMSnapshot shows one moment. Work for an Image is done again.
+    for (const word of ['DiskFull', 'MemoryNotSaved'] as const) {
+      expect([classOf(word, 'VMSnapshot'), classOf(word, 'Image')]).toEqual(['final', 'passing']);
+    }
     expect(classOf('Unheard', 'VM')).toBeUndefined();
     expect([classOf('DiskLost', 'VM'), classOf('DiskLost', 'Image')]).toEqual(['final', undefined]);
   });

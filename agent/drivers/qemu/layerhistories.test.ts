@@ -10,6 +10,7 @@ import { machineDocument } from '../../../test/fixtures/machines.ts';
 import { assertAsyncHistories } from '../../../test/support/properties.ts';
 import { contentOf, memoryOf, SimulatedHost } from '../../../test/worlds/simulatedqemu.ts';
 import type { BaseImage } from '../../disks/disk.ts';
+import { allocatedBytes } from '../../disks/diskio.ts';
 import type * as processes from '../../processes/process.ts';
 import { type VmLaunchPlan, WarmStartRefused } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
@@ -296,13 +297,15 @@ describe('an agent that dies', { timeout: TEST_MILLISECONDS }, () => {
     await expectWhole();
     const steps = await dieAtEach(bringUp, async (last) => {
       await asAgent(async (driver) => {
-        const isRunning = (await driver.inspect(folder())).kind === 'running';
+        await driver.inspect(folder());
         await driver.takeSnapshot(folder(), 'later', signal, { memory: false });
+        const { guest } = world.of(UID) ?? {};
+        expect(guest?.isOld ?? false, `step ${last}`).toBe(false);
         const [{ count }, saved] = [
           contentOf(join(folder().path, (await snapshots()).get('later')?.file ?? '')),
           seen.get('a'),
         ];
-        expect(isRunning || count === saved, `step ${last}`).toBe(true);
+        expect(guest !== undefined || count === saved, `step ${last}`).toBe(true);
         await bringUp(driver);
       });
       await expectWhole();
@@ -414,13 +417,32 @@ test('a guest that refuses to freeze is not paused for its memory, gets no layer
       reason: 'MemoryNotSaved',
       message: expect.stringContaining('freeze is disabled') as string,
     });
-    expect(await readMachineFile(folder().path)).toMatchObject({
-      ...(layers && { layers }),
-      ...(disk && { disk }),
-    });
+    const after = await readMachineFile(folder().path);
+    expect(after?.layers).toEqual(layers);
+    expect(after?.disk).toEqual(disk);
     expect(await snapshots()).toEqual(new Map());
   });
   expect(world.of(UID)).toMatchObject({ status: 'running', pauses: 0 });
+});
+
+test('the bytes of snapshots are those of layers and memories, and none of the file to which the guest writes', async () => {
+  const bytes = async (driver: QemuDriver): Promise<number> => await driver.snapshotBytes(folder());
+  await asAgent(async (driver) => {
+    await bringUp(driver);
+    expect(await bytes(driver)).toBe(0);
+    await driver.takeSnapshot(folder(), 'a', signal, { memory: true });
+    const { disk } = (await readMachineFile(folder().path)) ?? {};
+    const frozen = (await files()).named.filter((name) => name !== disk);
+    expect(frozen).toHaveLength(3);
+    expect(await bytes(driver)).toBe(
+      await allocatedBytes(...frozen.map((name) => join(folder().path, name))),
+    );
+    await revert(driver);
+    await driver.keepSnapshots(folder(), NONE);
+    expect(await bytes(driver)).toBe(0);
+    writeFileSync(join(folder().path, 'state.json'), '{');
+    expect(await bytes(driver)).toBe(0);
+  });
 });
 
 test('a disk with too many layers gets no other one, and the message says how to go on', async () => {

@@ -10,13 +10,13 @@ import { randomBytes } from 'node:crypto';
 import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { messageOf } from '../../../base/errors.ts';
+import { messageOf, undefinedIf } from '../../../base/errors.ts';
 import { timestamp } from '../../../base/time.ts';
 import type { BaseImage, MemoryFiles } from '../../disks/disk.ts';
 import { allocatedBytes, readEntries, unlessMissing } from '../../disks/diskio.ts';
 import { processUser } from '../../processes/users.ts';
 import { type DiskSnapshot, type MachineFolder, type MachineState, type VmPlan } from '../driver.ts';
-import { UNREADABLE } from '../statefile.ts';
+import { UNREADABLE, UnreadableFileError } from '../statefile.ts';
 import { diskBytesOf, giveDisk, keepVariables, makeOverlay, newGeneration, remakeFiles } from './files.ts';
 import type { Freezing } from './guestagent.ts';
 import type { Hypervisor } from './hypervisor.ts';
@@ -241,11 +241,18 @@ export class MachineLayers {
     return layer && snapshotOf(layer);
   }
 
-  /** Returns the bytes that the disk and all layers and memories of snapshots need, also those that nothing names any more. */
+  /**
+   * Returns the bytes that all layers and memories of snapshots need, also those that nothing names any more. The file to which the guest writes
+   * now is none of them. The result is 0 if nobody can read which file this is.
+   */
   async bytes(): Promise<number> {
+    const file = await undefinedIf(isUnreadable, this.#machine.state.read());
+    if (file === undefined) {
+      return 0;
+    }
     const names = (await readEntries(this.#folder.path, FILES_LIMIT)).map(({ name }) => name);
     const sizes = names
-      .filter((name) => OWN_FILE.test(name))
+      .filter((name) => OWN_FILE.test(name) && name !== diskFile(file))
       .map(async (name) => (await unlessMissing(allocatedBytes(join(this.#folder.path, name)))) ?? 0);
     return (await Promise.all(sizes)).reduce((sum, bytes) => sum + bytes, 0);
   }
@@ -394,6 +401,10 @@ async function requireRenewed(
     const message = `The guest could not be renewed after a revert: ${messageOf(error)}`;
     throw new ReasonedError('MemoryNotSaved', message, { cause: error });
   }
+}
+
+function isUnreadable(error: unknown): boolean {
+  return error instanceof UnreadableFileError;
 }
 
 function requireValue<T>(value: T | undefined): T {

@@ -1,4 +1,4 @@
-import { statfs, writeFile } from 'node:fs/promises';
+import { mkdir, statfs, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { expect, it, onTestFinished, vi } from 'vitest';
@@ -54,6 +54,30 @@ it('work whose bytes the host knows has all of them reserved before it begins, a
   await expect(within('one', true, async () => await within('fetch', false))).rejects.toMatchObject(full);
   expect(await within('fetch', false, async () => await within('other', false))).toBe('done');
   expect(await within('one', true)).toBe('done');
+});
+
+it('bytes that the work writes in its other folder are not reserved a second time', async () => {
+  const { layout, data } = await prepared();
+  const catalog = { all: () => [], evictable: () => [], kept: () => [] } as unknown as Catalog;
+  const options = { layout, catalog, logger, onEviction: () => undefined };
+  const space = new Space({ ...options, budget: 15 * MEBIBYTE, minimumFree: 0 });
+  const beside = join(data, 'image-memory');
+  await mkdir(beside);
+  const within = async (name: string, work: () => Promise<unknown>): Promise<unknown> => {
+    const { folder } = layout.partial(name);
+    const need = { folder, beside, tenant: 'team', bytes: 10 * MEBIBYTE, isAtOnce: true };
+    return await space.within(need, new AbortController().signal, work);
+  };
+  const other = async (): Promise<unknown> => {
+    const need = { folder: layout.partial('other').folder, tenant: 'team', bytes: 10 * MEBIBYTE };
+    return await space.within(need, new AbortController().signal, async () => 'done');
+  };
+  const writeFirst = async (): Promise<unknown> => {
+    await writeFile(join(beside, 'stream'), Buffer.alloc(10 * MEBIBYTE, 1));
+    return await other();
+  };
+  await expect(within('one', other)).rejects.toMatchObject({ reason: 'DiskFull' });
+  expect(await within('one', writeFirst)).toBe('done');
 });
 
 it('the budget ends a fetch that takes more than it reserved, if no image can be removed, and no other fetch', async () => {

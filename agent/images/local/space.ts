@@ -18,8 +18,8 @@ import {
   stepOf,
   sum,
   type Use,
+  writtenBytes,
 } from './spacemeter.ts';
-import { folderBytes } from '../../disks/diskio.ts';
 import type { StoreLayout } from './layout.ts';
 
 /**
@@ -125,12 +125,11 @@ export class Space {
     const full = new AbortController();
     const end = (reason: Error): void => full.abort(reason);
     const claim: SpaceClaim = { ...need, end, announced: 0, reserved: 0 };
-    const { folder } = claim;
     const announce = async (announced: number): Promise<void> => {
       await this.#making.run(async () => {
         claim.announced = announced;
         await this.#requireFit(claim);
-        await this.#reserve(claim, stepOf(claim, await folderBytes(folder)));
+        await this.#reserve(claim, stepOf(claim, await writtenBytes(claim)));
         this.#claims.add(claim);
       });
     };
@@ -139,7 +138,7 @@ export class Space {
     try {
       const result = await work({ signal: AbortSignal.any([signal, full.signal]), need: announce });
       // Fast work can write more between two checks than was reserved.
-      await this.#making.run(async () => await this.#reserve(claim, await folderBytes(folder)));
+      await this.#making.run(async () => await this.#reserve(claim, await writtenBytes(claim)));
       return result;
     } catch (error) {
       full.signal.throwIfAborted();
@@ -298,7 +297,7 @@ export class Space {
           full.abort(this.#full(claim, { lacking: 0, free: await this.#meter.free() }));
           return;
         }
-        await this.#reserve(claim, stepOf(claim, await folderBytes(claim.folder)));
+        await this.#reserve(claim, stepOf(claim, await writtenBytes(claim)));
         if (!(await this.#relieve(async () => (await this.#meter.excessLeft(claim)) >= 0))) {
           const free = await this.#meter.budgetLeft(claim);
           this.#full(claim, { lacking: -free, free });

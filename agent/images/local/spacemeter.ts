@@ -18,6 +18,8 @@ const MOST_AHEAD_BYTES = 64 * 1024 ** 2;
 /** Disk space that work needs in a folder. `bytes` is the total number of bytes that the work announces, as far as known. */
 export interface Need {
   readonly folder: string;
+  /** Another folder in which the work writes a part of its bytes. The bytes that both folders have count as written. */
+  readonly beside?: string | undefined;
   /** Namespace for which the work is done. */
   readonly tenant: string;
   readonly bytes: number;
@@ -33,6 +35,7 @@ export interface Need {
 /** Reservation of disk space for work in a folder. */
 export interface SpaceClaim {
   readonly folder: string;
+  readonly beside?: string | undefined;
   /** Namespace for which the work is done. It is undefined if the work reserves no space of its own. */
   readonly tenant: string | undefined;
   /** Ends the work with this reason. */
@@ -54,8 +57,13 @@ export function stepOf({ announced, isAtOnce }: SpaceClaim, written: number): nu
   return Math.min(announced, written + ahead);
 }
 
-async function remaining({ folder, reserved }: SpaceClaim): Promise<number> {
-  return Math.max(0, reserved - (await folderBytes(folder)));
+/** Returns the number of bytes that the work of a claim has on the disk. */
+export async function writtenBytes({ folder, beside }: SpaceClaim): Promise<number> {
+  return (await folderBytes(folder)) + (beside === undefined ? 0 : await folderBytes(beside));
+}
+
+async function remaining(claim: SpaceClaim): Promise<number> {
+  return Math.max(0, claim.reserved - (await writtenBytes(claim)));
 }
 
 async function totalRemaining(claims: readonly SpaceClaim[]): Promise<number> {
@@ -188,7 +196,7 @@ export class SpaceMeter {
    * result is infinite, because a claim must not end when another claim takes too much.
    */
   async excessLeft(claim: SpaceClaim): Promise<number> {
-    const isExceeded = (await folderBytes(claim.folder)) > claim.announced;
+    const isExceeded = (await writtenBytes(claim)) > claim.announced;
     return isExceeded ? await this.budgetLeft(claim) : Number.POSITIVE_INFINITY;
   }
 

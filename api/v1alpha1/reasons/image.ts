@@ -25,16 +25,34 @@ export const FETCH_REASONS = {
   },
   DiskFull: {
     seen: { ...FETCH, VMSnapshot: ['Ready', 'Stalled', 'Event'] },
-    class: 'passing',
+    class: {
+      VM: 'passing',
+      Image: 'passing',
+      ImageCacheEntry: 'passing',
+      Pod: 'passing',
+      VMSnapshot: 'final',
+    },
     by: 'agent',
     says: 'The host has too little disk space, or the namespace has its share. The message has the needed bytes, the agent’s log the free ones',
     todo: 'Free space on the disk of the host, delete VMSnapshots, or add a larger disk',
+    texts: {
+      VMSnapshot: {
+        says: 'The host has too little disk space for the memory, or the namespace has its share. The VMSnapshot stays Failed',
+        todo: 'Free space on the disk of the host, or delete VMSnapshots. Then create another VMSnapshot',
+      },
+    },
   },
 } as const;
 
 /** Places where a reason appears if a task failed on its host. */
 const TASK = { Image: ['Ready', 'Committed', 'Pushed', 'Event'], Pod: ['terminated'] } as const;
 const BLOCKED = { Image: ['Ready', 'Stalled', 'Committed', 'Event'] } as const;
+
+/** Texts about a VMSnapshot whose memory could not be kept, and about the Event of its VM. */
+const NO_SNAPSHOT_MEMORY = {
+  says: 'The memory of the VM could not be saved. The VMSnapshot stays Failed',
+  todo: 'Read the message, remove the cause, and create another VMSnapshot, or one without the memory',
+} as const;
 
 export const IMAGE_REASONS = {
   ImageNotFound: {
@@ -327,10 +345,11 @@ export const IMAGE_REASONS = {
   },
   MemoryNotSaved: {
     seen: { ...TASK, VMSnapshot: ['Ready', 'Stalled', 'Event'], VM: ['Event'] },
-    class: 'passing',
+    class: { Image: 'passing', Pod: 'passing', VMSnapshot: 'final', VM: 'final' },
     by: 'agent',
     says: 'The memory of the VM could not be saved',
-    todo: 'Read the condition’s message, or create the Image or VMSnapshot without the memory',
+    todo: 'Read the condition’s message, or create the Image without the memory',
+    texts: { VMSnapshot: NO_SNAPSHOT_MEMORY, VM: NO_SNAPSHOT_MEMORY },
   },
   SaveHookFailed: {
     seen: TASK,
