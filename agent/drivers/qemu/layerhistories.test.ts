@@ -154,7 +154,7 @@ async function diskContent(): Promise<number> {
   return contentOf(join(folder().path, disk)).count;
 }
 
-/** Returns the files of disks and memories in the folder, and those that the state file names. */
+/** Returns the files of disks and of memories of snapshots, and those that the state file names. The next start removes a suspended memory. */
 async function files(): Promise<{ found: string[]; named: string[] }> {
   const { disk = 'disk.qcow2', layers = [] } = (await readMachineFile(folder().path)) ?? {};
   const ofLayers = layers.flatMap(({ file, snapshot }) => [
@@ -163,7 +163,7 @@ async function files(): Promise<{ found: string[]; named: string[] }> {
     snapshot?.memory?.state,
   ]);
   const found = readdirSync(folder().path).filter((name) =>
-    /^(?:disk|memory|image-memory|copy|migration)(?!.*tmp$)/.test(name),
+    /^(?:disk|memory-|image-memory|copy|migration)(?!.*tmp$)/.test(name),
   );
   return {
     found: found.toSorted(),
