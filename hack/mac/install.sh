@@ -45,7 +45,10 @@ if [ ! -e "$settings/agent.yaml" ]; then
   echo "The agent is installed. Write $settings/agent.yaml, and run this again to start the agent."
   exit 0
 fi
-chown -R "$user" "$settings"
+# Only files of one name are given to the user, while the user cannot change the folder: another name could be that of a file of the system.
+chown root "$settings"
+find "$settings" -maxdepth 1 -type f -links 1 -exec chown -h "$user" {} +
+chown "$user" "$settings"
 
 if ! launchctl print "$service" >/dev/null 2>&1; then
   launchctl bootstrap "gui/$uid" "$plist"

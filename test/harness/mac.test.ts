@@ -3,11 +3,13 @@ import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
   existsSync,
+  linkSync,
   mkdirSync,
   mkdtempSync,
   readFileSync,
   rmSync,
   statSync,
+  symlinkSync,
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -88,6 +90,7 @@ class Mac {
   readonly root = mkdtempSync(join(folder, 'root-'));
   readonly #bin = join(this.root, 'bin');
   readonly #calls = join(this.root, 'calls');
+  readonly #given = join(this.root, 'given');
 
   constructor() {
     mkdirSync(this.#bin);
@@ -95,7 +98,7 @@ class Mac {
       'id',
       '[ $# -eq 1 ] && { echo 0; exit; }; [ "$2" = agent ] && echo 501 || { [ "$2" = root ] && echo 0; }',
     );
-    this.#program('chown', 'true');
+    this.#program('chown', `echo "$*" >>'${this.#given}'`);
     this.#program('sleep', 'true');
     // A service is loaded as long as its file exists.
     this.#program(
@@ -131,6 +134,11 @@ case $1 in print) [ -e "$loaded" ] ;; bootstrap) touch "$loaded" ;; bootout) rm 
     return lines.filter((line) => line !== '' && !line.startsWith('print'));
   }
 
+  /** Returns the arguments of all calls of `chown`. */
+  given(): string {
+    return readFileSync(this.#given, 'utf8');
+  }
+
   write(path: string, text: string): void {
     mkdirSync(join(this.root, path, '..'), { recursive: true });
     writeFileSync(join(this.root, path), text);
@@ -145,6 +153,22 @@ case $1 in print) [ -e "$loaded" ] ;; bootstrap) touch "$loaded" ;; bootout) rm 
 describe('the scripts', () => {
   const PROGRAM = 'usr/local/bin/berth-agent';
   const PLIST = 'Library/LaunchAgents/dev.berth.agent.plist';
+
+  test('give the settings to the user, and no file that has another name elsewhere', () => {
+    const mac = new Mac();
+    const settings = 'usr/local/etc/berth';
+    mac.write(`${settings}/agent.yaml`, 'nodeName: mac1\n');
+    mac.write('etc/of-the-system', '');
+    linkSync(join(mac.root, 'etc/of-the-system'), join(mac.root, settings, 'another-name'));
+    symlinkSync(join(mac.root, 'etc/of-the-system'), join(mac.root, settings, 'link'));
+    mac.run('install.sh', 'agent');
+    const folder = join(mac.root, settings);
+    expect(mac.given().split('\n').slice(-4, -1)).toEqual([
+      `root ${folder}`,
+      `-h agent ${folder}/agent.yaml`,
+      `agent ${folder}`,
+    ]);
+  });
 
   test('install the agent, start it when it has its settings, upgrade and remove it', () => {
     const mac = new Mac();
