@@ -115,7 +115,7 @@ const SCREEN_MILLISECONDS = 120_000;
 
 /** Types the lines over VNC, and has the host make the picture. */
 async function pictureScreen(shell: Shell): Promise<void> {
-  await typeLine(shell, `kubectl port-forward pod/hello ${VNC_PORT}:vnc &`);
+  await typeLine(shell, `kubectl port-forward pod/hello ${VNC_PORT}:vnc & forwarding=$!`);
   const socket = connect(VNC_PORT, '127.0.0.1').resume();
   try {
     socket.write(GREETING);
@@ -134,6 +134,8 @@ async function pictureScreen(shell: Shell): Promise<void> {
     await typeKeys(socket, 'exit');
   } finally {
     socket.destroy();
+    // The dashboard's lines wait for all that the shell has in the background.
+    await typeLine(shell, 'kill $forwarding && { wait $forwarding || true; }');
   }
 }
 
