@@ -16,8 +16,8 @@ const OWN_WRITES = ['PATCH vms', 'PATCH vms/status', 'PUT vms', 'POST pods', 'PA
 const QUIET_MILLISECONDS = 5_000;
 const QUIET_DEADLINE_MILLISECONDS = 300_000;
 const IDLE_MILLISECONDS = 10_000;
-/** Pattern of the periodic writes of simulated hosts and leaders. */
-const HEARTBEATS = new Set(['PATCH nodes/status', 'PATCH leases', 'PUT leases']);
+/** Periodic writes of simulated hosts and leaders, and of the operator's times of VMs, which it keeps at most once in a minute. */
+const HEARTBEATS = new Set(['PATCH nodes/status', 'PATCH leases', 'PUT leases', 'PATCH configmaps']);
 /** Smaller numbers of writes belong to the test harness and not to VMs. */
 const LEAST_PER_VM = 0.02;
 
