@@ -392,6 +392,13 @@ export interface DriverOfVMs extends Driver {
     signal: AbortSignal,
     options?: { memory: boolean },
   ): Promise<DiskSnapshot>;
+  /**
+   * Checks whether {@link takeSnapshot} and {@link copyDisk} could keep the memory of the machine now. Waits for copies that are under way,
+   * and changes nothing. Call this function before room is made for a memory, because a request that is refused must take no room from others.
+   *
+   * @throws ReasonedError `MemoryNotSaved` with the reason why not; the signal's reason when it aborted.
+   */
+  requireMemory(folder: MachineFolder, signal: AbortSignal): Promise<void>;
   /** Returns the facts of the snapshot with this uid; undefined if the machine does not have it. */
   findSnapshot(folder: MachineFolder, uid: string): Promise<DiskSnapshot | undefined>;
   /**

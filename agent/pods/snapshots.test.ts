@@ -110,6 +110,8 @@ describe('a step of snapshots', () => {
   let runtime: Runtime;
   let asked: string[];
   let error: Error | undefined;
+  /** Why the driver cannot keep the memory. */
+  let refusal: Error | undefined;
   /** Snapshots that the driver has. */
   let found: Map<string, DiskSnapshot>;
   let needs: Need[];
@@ -121,7 +123,7 @@ describe('a step of snapshots', () => {
   beforeEach(() => {
     const directory = mkdtempSync(join(tmpdir(), 'berth-snapshots-'));
     onTestFinished(() => rmSync(directory, { recursive: true }));
-    [asked, error, needs, measured] = [[], undefined, [], []];
+    [asked, error, refusal, needs, measured] = [[], undefined, undefined, [], []];
     [found, keptBytes, freeBytes] = [new Map(), 0, 2 ** 40];
     const driver = {
       takeSnapshot: async (
@@ -135,6 +137,11 @@ describe('a step of snapshots', () => {
           throw error;
         }
         return TAKEN;
+      },
+      requireMemory: async () => {
+        if (refusal !== undefined) {
+          throw refusal;
+        }
       },
       findSnapshot: async (_folder: unknown, uid: string) => found.get(uid),
       snapshotBytes: async ({ uid }: { uid: string }) => {
@@ -226,6 +233,15 @@ describe('a step of snapshots', () => {
     expect(runtime.record.snapshots).toEqual([
       { uid: 'a', failure: { reason: 'DiskFull', message: 'no room' } },
     ]);
+  });
+
+  it('makes no room for a memory that the driver cannot keep', async () => {
+    refusal = new ReasonedError('MemoryNotSaved', 'no guest agent');
+    await run('snapshot', { snapshots: [{ ...A, memory: true }] });
+    expect(runtime.record.snapshots).toEqual([
+      { uid: 'a', failure: { reason: 'MemoryNotSaved', message: 'no guest agent' } },
+    ]);
+    expect([needs, asked]).toEqual([[], []]);
   });
 
   it('takes none that would give its namespace more than its share of the host, and says the numbers', async () => {

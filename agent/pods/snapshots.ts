@@ -92,13 +92,17 @@ function requireLinux(record: Readonly<MachineRecord>): Readonly<MachineRecord> 
   return record;
 }
 
-/** Runs `take` while the disk has room for the memory of the machine. Other snapshots, images and copies cannot take this room. */
+/**
+ * Runs `take` while the disk has room for the memory of the machine. Other snapshots, images and copies cannot take this room. Nothing is removed for
+ * a memory that the driver cannot keep.
+ */
 async function withRoom<T>(
-  { images }: Pick<PodHost, 'images'>,
+  host: PodHost,
   { record, folder }: Pick<Runtime, 'record' | 'folder'>,
   signal: AbortSignal,
   take: (signal: AbortSignal) => Promise<T>,
 ): Promise<T> {
+  await driverOfVM(host, record).requireMemory(folder, signal);
   const need = {
     folder: memoryWorkFolder(folder),
     tenant: tenantOf(record),
@@ -106,7 +110,7 @@ async function withRoom<T>(
     what: 'The memory of the VM',
     isAtOnce: true,
   };
-  return await images.withRoom(need, signal, take);
+  return await host.images.withRoom(need, signal, take);
 }
 
 /**

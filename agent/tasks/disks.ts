@@ -107,6 +107,9 @@ export async function withMachine(
   }
   const { folder, machine, driver, memoryBytes } = found;
   const mark = await freshMark(context);
+  if (isMemoryAsked === true) {
+    await driver.requireMemory(folder, context.signal);
+  }
   // While the memory is prepared, it is on the disk twice. The guest is paused for it, so nobody could find in time that there is no room.
   const bytes = (await driver.copyBytes(folder, snapshot)) + (isMemoryAsked ? 2 * memoryBytes : 0);
   const memoryRoom = { isAtOnce: true, beside: memoryWorkFolder(folder) };

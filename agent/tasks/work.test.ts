@@ -123,6 +123,7 @@ async function savedWithMemory(isRunning: boolean) {
   const claimed: unknown[] = [];
   const stored: unknown[] = [];
   const driver = {
+    requireMemory: async () => undefined,
     copyBytes: async () => 512,
     copyDisk: async (_: unknown, { target, memory }: CopyOptions): Promise<DiskCopy> => {
       await Promise.all([target, memory!.ram, memory!.state].map(async (path) => await writeFile(path, 'x')));

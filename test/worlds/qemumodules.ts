@@ -8,9 +8,11 @@ import type { GuestPlatform } from '../../agent/drivers/qemu/platform.ts';
 import type * as processes from '../../agent/processes/process.ts';
 import type * as time from '../../base/time.ts';
 import { asStep, lives } from './lives.ts';
-import type { SimulatedHost } from './simulatedqemu.ts';
+import { commitOverlay, type SimulatedHost } from './simulatedqemu.ts';
 
 type Identity = { pid: number };
+/** Block node of QEMU with a file, and the node under it. */
+type Disk = { file: { filename: string }; backing?: Disk | null };
 
 const PLATFORM: GuestPlatform = {
   architecture: 'amd64',
@@ -49,7 +51,10 @@ export function qemuModules(host: { world: SimulatedHost }) {
       const convertToRaw = asStep((_source: unknown, target: string, { folder }: { folder: string }) => {
         writeFileSync(target, JSON.stringify({ own: host.world.in(folder)?.snapshot }));
       });
-      return { ...original, createQcow2, convertToRaw };
+      const commitDisk = asStep((node: Disk, { folder }: { folder: string }) => {
+        commitOverlay(folder, node.file.filename, node.backing?.file.filename ?? '');
+      });
+      return { ...original, createQcow2, convertToRaw, commitDisk };
     },
 
     processes: (original: typeof processes): object => {

@@ -3,12 +3,29 @@
  * guest agent and migrations. Its guest counts what is done to it, and writes each count to its disk. So each start shows whether memory and disk
  * are of one moment, and whether a guest has a network that is not itself yet.
  */
-import { readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import { readdirSync, readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { createConnection, createServer, type Server, type Socket } from 'node:net';
 import { dirname, join, resolve } from 'node:path';
 import type { ProcessIdentity } from '../../agent/processes/process.ts';
 import { afterSync, type PeerCommand } from '../wires/scriptedpeer.ts';
 import { Died, type Life } from './lives.ts';
+
+/** Error that QEMU answers with. */
+class Refusal extends Error {}
+
+interface BlockNode {
+  'node-name': string;
+  file: { filename: string };
+  backing?: BlockNode | null;
+}
+
+interface Commit {
+  top: string;
+  base: string;
+  /** Number of questions until it is done. */
+  questions: number;
+  isDone: boolean;
+}
 
 interface Guest {
   /** Name of the machine as which the guest appears. */
@@ -22,6 +39,7 @@ interface Guest {
 }
 
 type Content = Pick<Guest, 'count' | 'prepared'>;
+type Overlay = { base?: string; own?: Content };
 
 /** Reads a JSON file that is filled up with zeros. */
 function readJson(path: string): unknown {
@@ -30,9 +48,21 @@ function readJson(path: string): unknown {
 
 /** Content of a disk: an overlay that has no content of its own yet shows its base, which can be a layer in the same folder. */
 export function contentOf(path: string): Content {
-  const { base, own } = readJson(path) as { base?: string; own?: Content };
+  const { base, own } = readJson(path) as Overlay;
   const below = base === undefined ? undefined : contentOf(resolve(dirname(path), base));
   return own ?? below ?? { count: 0, prepared: 0 };
+}
+
+/** Writes the content of an overlay to its base. The overlays above it then have the base under them. */
+export function commitOverlay(folder: string, top: string, base: string): void {
+  const [above, below] = [top, base].map((name) => readJson(join(folder, name)) as Overlay);
+  writeFileSync(join(folder, base), JSON.stringify({ ...below, own: above?.own ?? below?.own }));
+  for (const name of readdirSync(folder).filter((one) => /^disk.*\.qcow2$/.test(one))) {
+    const overlay = readJson(join(folder, name)) as Overlay;
+    if (overlay.base === top) {
+      writeFileSync(join(folder, name), JSON.stringify({ ...overlay, base }));
+    }
+  }
 }
 
 /** Content of the memory that a snapshot has. */
@@ -50,6 +80,10 @@ class Hypervisor {
   snapshot: Content | undefined;
   /** Whether the guest agent refuses to freeze the file systems. */
   refusesFreeze = false;
+  /** Whether a guest agent uses its port. */
+  hasAgent = true;
+  /** Whether each program that the guest agent runs fails. */
+  failsPrograms = false;
   /** Number of times that the guest was paused. */
   pauses = 0;
   readonly exited = Promise.withResolvers<{ code: number; signal: null }>();
@@ -61,6 +95,9 @@ class Hypervisor {
   readonly #sockets = new Set<Socket>();
   #node = 'disk';
   #nodes = new Set(['disk']);
+  /** Nodes of the disk, the uppermost first. */
+  #chain: string[] = [];
+  #commit: Commit | undefined;
   #exports = new Set<string>();
   #ignoresShared = false;
   #isMigrated = false;
@@ -75,8 +112,13 @@ class Hypervisor {
     const path = memory && /mem-path=([^,]*)/.exec(memory)?.[1];
     this.#ram = path === undefined ? undefined : { path, isShared: memory?.includes('share=on') === true };
     const node = command.find((one) => one.includes('"node-name":"disk"')) ?? '{}';
-    const { file } = JSON.parse(node) as { file: { filename: string } };
-    this.#disk = join(folder, file.filename);
+    const disk = JSON.parse(node) as BlockNode;
+    this.#disk = join(folder, disk.file.filename);
+    for (let one: BlockNode | null | undefined = disk; one?.['node-name'] !== undefined; one = one.backing) {
+      this.#nodes.add(one['node-name']);
+      this.#chain.push(one['node-name']);
+      this.#files.set(one['node-name'], one.file.filename);
+    }
     const isIncoming = command.includes('-incoming');
     this.status = isIncoming ? 'inmigrate' : 'running';
     if (!isIncoming) {
@@ -155,6 +197,9 @@ class Hypervisor {
   #load(stream: string): void {
     try {
       const { guest } = JSON.parse(stream) as { guest: Guest };
+      if (this.#host.breaksMemory && this.#ram?.isShared === true) {
+        throw new Error('The stream is not accepted');
+      }
       const isApart = this.#ram !== undefined && this.#ignoresShared;
       const saved = isApart ? (readJson(this.#ram?.path ?? '') as Guest) : guest;
       this.guest = { ...saved, isOld: isApart };
@@ -202,8 +247,13 @@ class Hypervisor {
 
   #execute(socket: Socket, { execute, id, arguments: given = {} }: PeerCommand): void {
     this.#live();
-    const answer = this.#answer(execute, given);
-    socket.write(`${JSON.stringify({ id, return: answer ?? {} })}\n`);
+    try {
+      const answer = this.#answer(execute, given);
+      socket.write(`${JSON.stringify({ id, return: answer ?? {} })}\n`);
+    } catch (error) {
+      const { message: desc } = error as Refusal;
+      socket.write(`${JSON.stringify({ id, error: { class: 'GenericError', desc } })}\n`);
+    }
     if (execute === 'quit') {
       this.end();
     }
@@ -230,7 +280,7 @@ class Hypervisor {
       case 'query-migrate':
         return { status: this.#isMigrated ? 'completed' : 'active' };
       case 'query-chardev':
-        return [{ label: 'agent', 'frontend-open': true }];
+        return [{ label: 'agent', 'frontend-open': this.hasAgent }];
       default:
         return this.#block(command, given);
     }
@@ -259,7 +309,7 @@ class Hypervisor {
         return [{ qdev: '/disk', inserted }];
       }
       case 'query-named-block-nodes':
-        return [...this.#nodes].map((name) => ({ 'node-name': name }));
+        return [...this.#nodes].map((name) => ({ 'node-name': name, file: this.#files.get(name) }));
       case 'query-block-exports':
         return [...this.#exports].map((id) => ({ id }));
       case 'blockdev-add':
@@ -268,11 +318,11 @@ class Hypervisor {
         return undefined;
       case 'blockdev-snapshot':
         this.#node = String(given['overlay']);
+        this.#chain.unshift(this.#node);
         this.#disk = join(this.folder, this.#files.get(this.#node) ?? '');
         return undefined;
       case 'blockdev-del':
-        this.#nodes.delete(String(given['node-name']));
-        return undefined;
+        return this.#remove(String(given['node-name']));
       case 'block-export-add':
         this.#exports.add(String(given['id']));
         return undefined;
@@ -284,8 +334,63 @@ class Hypervisor {
         this.snapshot = contentOf(this.#disk);
         return undefined;
       default:
+        return this.#job(command, given);
+    }
+  }
+
+  #remove(node: string): void {
+    if (this.#chain.includes(node)) {
+      throw new Refusal(`Node '${node}' is in use`);
+    }
+    this.#nodes.delete(node);
+  }
+
+  #job(command: string, given: Record<string, unknown>): unknown {
+    const commit = this.#commit;
+    switch (command) {
+      case 'block-commit': {
+        const [top, base] = [String(given['top-node']), String(given['base-node'])];
+        const at = this.#chain.indexOf(top);
+        if (
+          commit !== undefined ||
+          at < 1 ||
+          this.#chain[at + 1] !== base ||
+          given['device'] !== this.#node
+        ) {
+          this.#host.faults.push(`${this.uid}: ${top} was to be merged with ${base}`);
+        }
+        this.#commit = { top, base, questions: 2, isDone: false };
+        return undefined;
+      }
+      case 'query-jobs':
+        return commit === undefined ? [] : [{ id: 'merge', status: this.#proceed(commit) }];
+      case 'job-cancel':
+        Object.assign(commit ?? {}, { isDone: true });
+        return undefined;
+      case 'job-dismiss':
+        this.#commit = undefined;
+        return undefined;
+      default:
         return undefined;
     }
+  }
+
+  /** Goes on with the merge of two layers. Its overlay is the only file whose header changes with it. */
+  #proceed(commit: Commit): string {
+    commit.questions -= 1;
+    if (!commit.isDone && commit.questions === 0) {
+      const [top, base] = [commit.top, commit.base].map((node) => this.#files.get(node) ?? '') as [
+        string,
+        string,
+      ];
+      commitOverlay(this.folder, top, base);
+      this.#chain = this.#chain.filter((node) => node !== commit.top);
+      if (commit.top.startsWith('layer-')) {
+        this.#nodes.delete(commit.top);
+      }
+      commit.isDone = true;
+    }
+    return commit.isDone ? 'concluded' : 'running';
   }
 
   #ask(socket: Socket, { execute, arguments: given = {} }: PeerCommand): void {
@@ -310,7 +415,7 @@ class Hypervisor {
       'guest-exec': { pid: 1 },
       'guest-exec-status': {
         exited: true,
-        exitcode: 0,
+        exitcode: this.failsPrograms ? 1 : 0,
         'out-data': Buffer.from(this.#output).toString('base64'),
       },
     };
@@ -339,6 +444,8 @@ export class SimulatedHost {
   readonly processes = new Map<number, Hypervisor>();
   /** Broken rules, as texts. */
   readonly faults: string[] = [];
+  /** Whether no process accepts the stream of a memory that is to be kept. */
+  breaksMemory = false;
   readonly memoryBytes: number;
   life: Life | undefined;
   #pid = 0;

@@ -28,13 +28,17 @@ import {
   preparedDisk,
   prepareImage,
   removeMemoryFiles,
-  requireFrozen,
-  requireGuestAgent,
-  requireSavable,
-  requireStartable,
   saveStream,
 } from './imagememory.ts';
 import type { QemuMachine } from './machine.ts';
+import {
+  notRunning,
+  requireFrozen,
+  requireGuestAgent,
+  requireMemory,
+  requireSavable,
+  requireStartable,
+} from './memorychecks.ts';
 import type { HostPlatforms } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
 import {
@@ -125,15 +129,10 @@ export class DiskCopies {
   }
 
   async run(options: CopyOptions): Promise<DiskCopy> {
-    const interruption = new AbortController();
-    const signal = AbortSignal.any([options.signal, interruption.signal]);
-    const copy = this.#runWhenFree({ ...options, signal }, interruption);
-    this.#copies.set(interruption, copy);
-    try {
-      return await copy;
-    } finally {
-      this.#copies.delete(interruption);
-    }
+    return await this.#interruptibly(
+      options.signal,
+      async (signal, interruption) => await this.#runWhenFree({ ...options, signal }, interruption),
+    );
   }
 
   /**
@@ -144,23 +143,46 @@ export class DiskCopies {
     signal: AbortSignal,
     work: (freezing: Freezing, signal: AbortSignal) => Promise<T>,
   ): Promise<T> {
+    return await this.#interruptibly(signal, async (either) => {
+      return await this.exclusively(async () => {
+        this.#copying = true;
+        try {
+          await this.tidy();
+          this.#tidied = false;
+          await this.#note({});
+          return await work(async (agent, take) => await this.#whileFrozen(agent, either, take), either);
+        } finally {
+          this.#copying = false;
+          await this.#tidyOrLog();
+        }
+      }, either);
+    });
+  }
+
+  /**
+   * Checks whether the memory of the machine could be kept, when all earlier work is done. An interruption of copies ends the check, too.
+   *
+   * @throws ReasonedError `MemoryNotSaved` when it cannot.
+   */
+  async requireMemory(signal: AbortSignal): Promise<void> {
+    const platformOf = async (architecture: MachineFile['architecture']) =>
+      await this.#platforms.of(architecture);
+    await this.#interruptibly(signal, async (either) => {
+      const check = { platformOf, context: this.#context, signal: either };
+      await this.#whenFree(async () => await requireMemory(this.#machine, check), either);
+    });
+  }
+
+  /** Runs `work` with a signal that aborts with `outer`, or by {@link interrupt}. */
+  async #interruptibly<T>(
+    outer: AbortSignal,
+    work: (signal: AbortSignal, interruption: AbortController) => Promise<T>,
+  ): Promise<T> {
     const interruption = new AbortController();
-    const either = AbortSignal.any([signal, interruption.signal]);
-    const snapshot = this.exclusively(async () => {
-      this.#copying = true;
-      try {
-        await this.tidy();
-        this.#tidied = false;
-        await this.#note({});
-        return await work(async (agent, take) => await this.#whileFrozen(agent, either, take), either);
-      } finally {
-        this.#copying = false;
-        await this.#tidyOrLog();
-      }
-    }, either);
-    this.#copies.set(interruption, snapshot);
+    const result = work(AbortSignal.any([outer, interruption.signal]), interruption);
+    this.#copies.set(interruption, result);
     try {
-      return await snapshot;
+      return await result;
     } finally {
       this.#copies.delete(interruption);
     }
@@ -362,10 +384,7 @@ export class DiskCopies {
     { target, memory, signal, onProgress }: CopyOptions,
   ): Promise<Copied> {
     if (memory !== undefined) {
-      throw new ReasonedError(
-        'MemoryNotSaved',
-        'The VM does not run, so it has no memory to save. Start the VM',
-      );
+      throw notRunning();
     }
     await this.#copyFiles(file, { target, signal, onProgress });
     const lostPower = state.kind === 'suspended' || (state.kind === 'exited' && state.reason === 'Crashed');

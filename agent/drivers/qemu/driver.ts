@@ -161,7 +161,7 @@ export class QemuDriver implements DriverOfVMs {
       const state = await requireMachineFile(folder.path);
       const platform = await this.#platforms.of(state.architecture);
       const ofSnapshot = snapshotMemory(folder, state);
-      const memory = requireMemory(state.memoryOf === undefined ? ofImage : ofSnapshot);
+      const memory = requirePresent(state.memoryOf === undefined ? ofImage : ofSnapshot);
       const [identity, source] =
         ofSnapshot === undefined
           ? ([identityOf(plan), 'image'] as const)
@@ -313,6 +313,10 @@ export class QemuDriver implements DriverOfVMs {
     }
   }
 
+  async requireMemory(folder: MachineFolder, signal: AbortSignal): Promise<void> {
+    await this.#of(folder).copies.requireMemory(signal);
+  }
+
   async #platformOf({ path }: MachineFolder): Promise<GuestPlatform> {
     return await this.#platforms.of((await requireMachineFile(path)).architecture);
   }
@@ -459,7 +463,7 @@ export class QemuDriver implements DriverOfVMs {
   }
 }
 
-function requireMemory(memory: MemoryFiles | undefined): MemoryFiles {
+function requirePresent(memory: MemoryFiles | undefined): MemoryFiles {
   if (memory === undefined) {
     throw new WarmStartRefused('NotSupported', 'The host no longer has the memory of the snapshot');
   }

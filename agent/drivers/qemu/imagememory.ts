@@ -20,14 +20,14 @@ import { goOn, type Hypervisor } from './hypervisor.ts';
 import type { MachineContext, MachineStart } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { saveMemory } from './memory.ts';
-import { memoryKey, type MemorySource, requireSafe } from './memorykey.ts';
+import { type Launched, refused, requireSavable, type SavableLaunch } from './memorychecks.ts';
+import { memoryKey, type MemorySource } from './memorykey.ts';
 import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
 import { renewGuest } from './renewal.ts';
 import { prepareGuest } from './savehooks.ts';
 import { prepareSnapshot, takeSnapshot } from './snapshot.ts';
 import { FILES, type LayerMemory, type MachineFile, type QemuState } from './state.ts';
-import { type Freeze, hasGuestAgent } from './guestagent.ts';
 
 const STREAM = 'stream';
 /** Folder of the clone that proves the image, in the folder of the other clone. */
@@ -37,8 +37,6 @@ const PROOF_NAME = 'berth-proof';
 const PROOF_MAC = '02:00:00:00:00:01';
 /** Network interface of a clone. The kernel of the host puts a number in place of `%d`. */
 const INTERFACE = 'berthm%d';
-/** Largest number of characters of a guest agent's answer in a message. */
-const ANSWER_CHARACTERS = 200;
 /**
  * Longest pause of a guest while its memory is written. Its programs and their connections bear a pause of this length. At 20 MB/s, the memory of a
  * guest with 1 GiB is written in this time.
@@ -49,54 +47,9 @@ const FILE_MODE = 0o400;
 /** The hypervisor of a clone is not root when it connects to the socket for the state, so it must be able to enter its folder. */
 const FOLDER_MODE = 0o711;
 
-type Launched = NonNullable<MachineFile['launched']>;
-/** Values of a machine's last start, with its devices. */
-type SavableLaunch = Launched & { devices: NonNullable<Launched['devices']> };
-
 /** Returns the folder of the first clone. Both clones have the same uid, because one follows the other. */
 function folderOf({ path, uid }: MachineFolder): MachineFolder {
   return { path: join(path, FILES.imageMemory), uid: `${uid}-memory` };
-}
-
-/**
- * Checks that the memory of a machine can become that of an image.
- *
- * @throws ReasonedError `MemoryNotSaved` with the reason why not.
- */
-export function requireSavable({ launched, paused }: MachineFile): SavableLaunch {
-  const { devices } = launched ?? {};
-  if (launched === undefined || devices === undefined) {
-    throw refused('An earlier version of the agent started the machine. Start the VM again');
-  }
-  if (devices.iso) {
-    throw refused('The VM has an ISO. Make a VM without it');
-  }
-  if (paused === true) {
-    throw refused('The guest is paused, because the disk of its host is full');
-  }
-  return { ...launched, devices };
-}
-
-function refused(why: string): ReasonedError {
-  return new ReasonedError('MemoryNotSaved', `The memory of the VM cannot be saved. ${why}`);
-}
-
-/** Checks that a guest agent uses its port. @throws ReasonedError `MemoryNotSaved` when none does. */
-export async function requireGuestAgent(qmp: QmpConnection): Promise<void> {
-  if (!(await hasGuestAgent(qmp))) {
-    throw refused('No guest agent answers. Install qemu-guest-agent in the guest and start it');
-  }
-}
-
-/**
- * Checks that the guest has confirmed a freeze. Call this function before the guest is paused, because a guest whose agent cannot freeze could
- * not be renewed after a start from its memory. @throws ReasonedError `MemoryNotSaved` when it has not.
- */
-export function requireFrozen({ confirmed, problems }: Readonly<Freeze>): void {
-  if (!confirmed) {
-    const why = problems[0]?.slice(0, ANSWER_CHARACTERS) ?? 'no answer';
-    throw refused(`The guest agent did not freeze its file systems: ${why}`);
-  }
 }
 
 interface Saving extends Pick<Launched, 'memoryBytes' | 'runAs'> {
@@ -152,20 +105,6 @@ export async function writeStream(
       throw refused(`The guest would be paused for more than ${seconds} s while it is written`);
     }
     throw error;
-  }
-}
-
-/** Checks that this host can start machines from memory. @throws ReasonedError `MemoryNotSaved` when it cannot, because a save is in vain then. */
-export function requireStartable(
-  platform: GuestPlatform,
-  { ownRoot }: Pick<MachineContext, 'ownRoot'>,
-): void {
-  try {
-    requireSafe(platform, {}, ownRoot !== undefined);
-  } catch (error) {
-    throw new ReasonedError('MemoryNotSaved', `The host cannot start from memory. ${messageOf(error)}`, {
-      cause: error,
-    });
   }
 }
 

@@ -10,7 +10,7 @@ import { randomBytes } from 'node:crypto';
 import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { messageOf, undefinedIf } from '../../../base/errors.ts';
+import { undefinedIf } from '../../../base/errors.ts';
 import { timestamp } from '../../../base/time.ts';
 import type { BaseImage, MemoryFiles } from '../../disks/disk.ts';
 import { allocatedBytes, readEntries, unlessMissing } from '../../disks/diskio.ts';
@@ -19,22 +19,12 @@ import { type DiskSnapshot, type MachineFolder, type MachineState, type VmPlan }
 import { UNREADABLE, UnreadableFileError } from '../statefile.ts';
 import { diskBytesOf, giveDisk, keepVariables, makeOverlay, newGeneration, remakeFiles } from './files.ts';
 import type { Freezing } from './guestagent.ts';
-import type { Hypervisor } from './hypervisor.ts';
-import {
-  convertStream,
-  makeStreamFolder,
-  requireFrozen,
-  requireGuestAgent,
-  requireSavable,
-  requireStartable,
-  whilePaused,
-  writeStream,
-} from './imagememory.ts';
+import { convertStream, makeStreamFolder, whilePaused, writeStream } from './imagememory.ts';
 import type { MachineContext } from './launch.ts';
 import type { QemuMachine } from './machine.ts';
+import { requireFrozen, requireMemory, requireSavable } from './memorychecks.ts';
 import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
-import { requireRenewable } from './renewal.ts';
 import { isOverlaid, type Overlay, putOverlay } from './snapshot.ts';
 import {
   diskFile,
@@ -98,8 +88,10 @@ export class MachineLayers {
       return snapshotOf(known);
     }
     const { diskBytes, ...rest } = requireDisk(file);
-    if (taking.platform !== undefined) {
-      await this.#requireMemory(state, rest, { ...taking, platform: taking.platform });
+    const { platform, signal } = taking;
+    if (platform !== undefined) {
+      const platformOf = async () => await Promise.resolve(platform);
+      await requireMemory(this.#machine, { platformOf, context: this.#context, signal });
     }
     const id = randomBytes(ID_BYTES).toString('hex');
     const overlay = { file: `disk-${id}.qcow2`, node: `disk-${id}` };
@@ -180,25 +172,6 @@ export class MachineLayers {
       await writeStream(this.#folder, qmp, { memoryBytes, signal });
     };
     await this.#machine.whileSaving(async () => await whilePaused(qmp, this.#machine.state, work));
-  }
-
-  /** Checks what can be known before the guest is paused. @throws ReasonedError `MemoryNotSaved` when its memory cannot be kept. */
-  async #requireMemory(
-    state: MachineState,
-    file: MachineFile,
-    { platform, signal }: Taking & { platform: GuestPlatform },
-  ): Promise<void> {
-    if (state.kind !== 'running') {
-      throw new ReasonedError(
-        'MemoryNotSaved',
-        'The VM does not run, so it has no memory to save. Start the VM',
-      );
-    }
-    const { accelerator } = requireSavable(file);
-    requireStartable(platform, this.#context);
-    const hypervisor = await this.#machine.required();
-    await requireGuestAgent(await hypervisor.qmp());
-    await requireRenewed(hypervisor, { accelerator, signal });
   }
 
   /**
@@ -387,20 +360,6 @@ export function snapshotMemory(
 ): MemoryFiles | undefined {
   const memory = layers.find(({ id }) => id === memoryOf)?.snapshot?.memory;
   return memory && { ...memory, ram: join(path, memory.ram), state: join(path, memory.state) };
-}
-
-/** @throws ReasonedError `MemoryNotSaved` when the guest could not be renewed after a revert. */
-async function requireRenewed(
-  { guestAgent }: Hypervisor,
-  options: { accelerator: string; signal: AbortSignal },
-): Promise<void> {
-  try {
-    await requireRenewable(guestAgent, options);
-  } catch (error) {
-    options.signal.throwIfAborted();
-    const message = `The guest could not be renewed after a revert: ${messageOf(error)}`;
-    throw new ReasonedError('MemoryNotSaved', message, { cause: error });
-  }
 }
 
 function isUnreadable(error: unknown): boolean {

@@ -81,13 +81,18 @@ function consistencyOf(state: MachineState, { memory, snapshot }: CopyOptions): 
     throw new ReasonedError('SnapshotNotFound', 'A host with the driver tart has no snapshots');
   }
   if (memory !== undefined) {
-    throw new ReasonedError('MemoryNotSaved', 'A host with the driver tart saves no memory in images');
+    throw memoryRefusal();
   }
   if (state.kind === 'running') {
     throw new ReasonedError('CopyFailed', RUNS);
   }
   const hasLostPower = state.kind === 'suspended' || (state.kind === 'exited' && state.reason === 'Crashed');
   return hasLostPower ? 'Crash' : 'Stopped';
+}
+
+/** Returns the error for a request to keep the memory of a machine. */
+export function memoryRefusal(): ReasonedError {
+  return new ReasonedError('MemoryNotSaved', 'A host with the driver tart saves no memory of VMs');
 }
 
 /** Copies the files of a machine that is off. Returns the size of its disk in bytes. */

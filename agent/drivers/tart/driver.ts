@@ -37,7 +37,7 @@ import {
 import { requireLogWriter } from '../machineprocess.ts';
 import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
 import { diskOf, ecidOf, installFiles, isInstalled, makeFiles, STATE_FILE, type TartState } from './files.ts';
-import { TartCopies } from './copies.ts';
+import { memoryRefusal, TartCopies } from './copies.ts';
 import { needsEcid } from './identity.ts';
 import { NO_SUSPENSION, type TartContext, TartMachine } from './machine.ts';
 import { endInstallation, guestAddress, renewEcid, tart, type TartProgram } from './program.ts';
@@ -230,6 +230,10 @@ export class TartDriver implements DriverOfVMs {
 
   async takeSnapshot(): Promise<DiskSnapshot> {
     throw new ReasonedError('SnapshotNotTaken', 'A host with the driver tart takes no snapshots');
+  }
+
+  async requireMemory(): Promise<void> {
+    throw memoryRefusal();
   }
 
   async findSnapshot(): Promise<DiskSnapshot | undefined> {
