@@ -387,7 +387,8 @@ function createDriver(
 ): QemuDriver | TartDriver {
   const part = machineDriver(machines);
   const own = { ...options, logger: logger.child({ part }) };
-  return part === 'tart' ? new TartDriver({ ...own, program: machines.tart }) : new QemuDriver(own);
+  const { tart: program, screens } = machines;
+  return part === 'tart' ? new TartDriver({ ...own, program, screens }) : new QemuDriver(own);
 }
 
 /** Returns the function that finds the address of a guest, if only the driver of the machines knows it. */

@@ -11,7 +11,12 @@ export type DoctorOutput = (typeof OUTPUTS)[number];
 const DOCTOR = 'doctor';
 
 export type AgentCommand =
-  | { readonly name: 'run'; readonly config: string }
+  | {
+      readonly name: 'run';
+      readonly config: string;
+      /** File of the standard output, which the agent keeps small. Undefined if another program does that. */
+      readonly logFile: string | undefined;
+    }
   | { readonly name: typeof DOCTOR; readonly config: string | undefined; readonly output: DoctorOutput };
 
 /** Returns the command of a command line. @throws ConfigError when the command line is wrong. */
@@ -22,7 +27,11 @@ export function parseCommandLine(args: readonly string[]): AgentCommand {
   if (surplus.length > 0) {
     throw misuse(`"${surplus.join(' ')}" is not allowed. The only command is ${DOCTOR}`);
   }
+  const logFile = values['log-file'];
   if (command === DOCTOR) {
+    if (logFile !== undefined) {
+      throw misuse(`--log-file is not for the command ${DOCTOR}`);
+    }
     const output = OUTPUTS.find((one) => one === (values.output ?? 'text'));
     if (output === undefined) {
       throw misuse(`--output: "${values.output}" is not allowed, but ${OUTPUTS.join(' and ')}`);
@@ -35,7 +44,7 @@ export function parseCommandLine(args: readonly string[]): AgentCommand {
   if (values.config === undefined) {
     throw misuse('--config FILE is missing');
   }
-  return { name: 'run', config: values.config };
+  return { name: 'run', config: values.config, logFile };
 }
 
 function parse(args: readonly string[]) {
@@ -43,7 +52,7 @@ function parse(args: readonly string[]) {
     return parseArgs({
       args: [...args],
       allowPositionals: true,
-      options: { config: { type: 'string' }, output: { type: 'string' } },
+      options: { config: { type: 'string' }, output: { type: 'string' }, 'log-file': { type: 'string' } },
     });
   } catch (error) {
     throw (codeOf(error) ?? '').startsWith('ERR_PARSE_ARGS') ? misuse(messageOf(error)) : error;

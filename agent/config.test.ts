@@ -149,6 +149,9 @@ describe("the machines' driver", () => {
       'network.driver: vmnet needs machines.driver tart. Use nat or user',
     ]);
     expect(mistakes(`${text}architecture: amd64\n`)[0]).toMatch(/^architecture: .* arm64 guests only/);
+    expect(
+      mistakes(`${LEAST}network: { driver: user }\nmachines: { driver: qemu, screens: true }\n`),
+    ).toEqual(['machines.screens: true is for machines.driver tart. Other drivers serve screens always']);
     expect(mistakes(`${text}network: { guestsMayNotReach: [192.0.2.0/24] }\n`)[0]).toMatch(
       /^network\.guestsMayNotReach: .*blocks nothing/,
     );

@@ -157,6 +157,11 @@ export const configSchema = z
         /** Path of the program `tart`. */
         tart: path.default(TART),
         /**
+         * Whether `tart` serves the screens of VMs with `vnc.enabled`. The default is false: its VNC server listens on all addresses of the
+         * host, and its password has few possible values.
+         */
+        screens: z.boolean().default(false),
+        /**
          * Range of user ids and group ids, for an agent that runs as root. The first id is for programs that read images. Each machine gets
          * one of the other ids. By default, the range begins above the ids that Linux distributions use for containers (up to 600100000),
          * and above those of systemd (up to 1879048191).
@@ -329,6 +334,9 @@ function driverMistakes({ machines, network, architecture }: AgentConfig): strin
     ...(isTart === (network.driver === 'vmnet') ? [] : [`network.driver: ${fault}`]),
     ...(isTart && architecture === 'amd64'
       ? ['architecture: machines.driver is tart, which runs arm64 guests only']
+      : []),
+    ...(!isTart && machines.screens
+      ? ['machines.screens: true is for machines.driver tart. Other drivers serve screens always']
       : []),
   ];
 }

@@ -1,6 +1,6 @@
 /**
- * `node agent/main.ts --config FILE`: runs the agent, which makes this computer a host of VMs. A signal stops the agent, but its VMs
- * continue to run. `node agent/main.ts doctor [--config FILE] [--output json]` checks the computer instead, and changes nothing.
+ * `node agent/main.ts --config FILE [--log-file FILE]`: runs the agent, which makes this computer a host of VMs. A signal stops the agent, but
+ * its VMs continue to run. `node agent/main.ts doctor [--config FILE] [--output json]` checks the computer instead, and changes nothing.
  */
 import '../base/threads.ts';
 import '../base/heap.ts';
@@ -15,6 +15,7 @@ import { parseCommandLine } from './commandline.ts';
 import { loadConfig } from './config.ts';
 import { checkHost } from './doctor/doctor.ts';
 import { HostUnfitError } from './fitness.ts';
+import { boundLog } from './logfile.ts';
 import { rememberOwner } from './owner.ts';
 import { LockedError, lockDataDirectory } from './processes/lock.ts';
 import { UserRangeError } from './processes/users.ts';
@@ -28,7 +29,7 @@ const EXIT_MISUSE = 2;
 async function runCommand(): Promise<number> {
   const command = parseCommandLine(process.argv.slice(2));
   return command.name === 'run'
-    ? await run(command.config)
+    ? await run(command.config, command.logFile)
     : await checkHost(command.config, command.output, print);
 }
 
@@ -37,7 +38,7 @@ async function print(text: string): Promise<void> {
   await new Promise<void>((resolve) => void process.stdout.write(text, () => resolve()));
 }
 
-async function run(file: string): Promise<number> {
+async function run(file: string, logFile: string | undefined): Promise<number> {
   const config = loadConfig(file);
   const logger = programLogger({
     program: 'berth-agent',
@@ -45,6 +46,9 @@ async function run(file: string): Promise<number> {
     levelFile: { file, read: () => loadConfig(file).logLevel },
   });
   surviveRejections(logger);
+  if (logFile !== undefined) {
+    boundLog(logFile, logger);
+  }
   // Mode 0711 lets helper programs that run as other users reach their own folders in the data directory. These users cannot read secrets,
   // because only the agent's user can read the files and folders with secrets.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });

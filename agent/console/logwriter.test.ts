@@ -9,6 +9,7 @@ import {
   listSegments,
   type LogName,
   logsWritten,
+  type PrintedSecret,
   SEGMENT_BYTES,
   withLogWriter,
 } from './logwriter.ts';
@@ -28,9 +29,9 @@ describe('the log writer', () => {
   });
 
   /** Runs a shell script in place of the hypervisor until its end, and returns its exit code. */
-  async function run(script: string): Promise<number | null> {
+  async function run(script: string, ...options: [LogName?, PrintedSecret?]): Promise<number | null> {
     await forgetLastOutput(folder);
-    const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', script, 'the-machine']);
+    const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', script, 'the-machine'], ...options);
     const log = await open(join(folder, 'hypervisor.0.log'), 'a', 0o600);
     const child = spawn(program, parameters, {
       cwd: folder,
@@ -101,6 +102,22 @@ describe('the log writer', () => {
     expect(seen).toBe('typed, typed\nagain, again\n');
     other.destroy();
     expect(connectTerminal(folder, async () => true)).toBeUndefined();
+  });
+
+  it('keeps a printed secret in a file of its own, also if it comes in pieces, and never in a log', async () => {
+    const secret = { pattern: String.raw`vnc://\S+`, file: 'screen.secret' };
+    const pieces = 'printf "at vn"; sleep 0.05; printf "c://:pass-"; sleep 0.05; echo "word@host ok"';
+    await run(
+      `echo before; ${pieces}; yes long | head -c 9000 | tr -d "\n"; echo after >&2`,
+      'serial',
+      secret,
+    );
+    const text = await kept('serial');
+    expect(text).toMatch(/^before\nat \(hidden\) ok\n/);
+    expect(text).toHaveLength('before\nat (hidden) ok\n'.length + 7200 + 'after\n'.length);
+    expect(await readFile(join(folder, secret.file), 'latin1')).toBe('vnc://:pass-word@host');
+    expect((await stat(join(folder, secret.file))).mode & 0o777).toBe(0o600);
+    expect(await readdir(folder)).toEqual(['hypervisor.0.log', 'screen.secret', 'serial.0.log', 'serial.in']);
   });
 
   it('continues the console at the next start, and begins the last words again', async () => {

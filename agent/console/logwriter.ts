@@ -32,6 +32,17 @@ export interface Segment {
 }
 
 const SEGMENT = /^(serial|hypervisor)\.(\d{1,15})\.log$/;
+/**
+ * A secret that a program prints, for example the password of its VNC server. The log writer stores it in a file of its own, and writes
+ * `(hidden)` into the log instead.
+ */
+export interface PrintedSecret {
+  /** Regular expression of Perl for the secret within a line. */
+  pattern: string;
+  /** Name of the file in the machine's folder. Only the user of the log writer can read it. */
+  file: string;
+}
+
 /** Name of the file with the log writer's process id. The writer removes the file when it has written all output. */
 const LOGGING = 'logging';
 
@@ -55,7 +66,7 @@ const WRITER_INTERVAL_MILLISECONDS = 5;
  * Perl modules, because the hypervisor's root file system contains none.
  */
 const PROGRAM = String.raw`
-my ($limit, $errors, @command) = @ARGV;
+my ($limit, $errors, $secret, $hidden, @command) = @ARGV;
 # The agent sends a byte when it has moved this process into the machine's control group. Only after that, this process forks the log
 # writer, so that the log writer is in the group too.
 sysread(STDIN, my $go, 1) or exit 1;
@@ -101,13 +112,35 @@ sub keep {
   $log->{size} += syswrite($log->{file}, $bytes) || 0;
 }
 
+# Stores a secret in its own file, which is complete or not there.
+sub hide {
+  open(my $file, '>', "$hidden.new") or return '(hidden)';
+  my $written = syswrite($file, $_[0]) || 0;
+  close $file;
+  rename "$hidden.new", $hidden if $written == length $_[0];
+  return '(hidden)';
+}
+
+# Returns the bytes that can be written. If the log can have a secret, these are whole lines without it. The start of a line is kept back
+# until its end comes, but only up to 4096 bytes.
+sub sift {
+  my ($log, $bytes, $ends) = @_;
+  return $bytes if $secret eq '' || $log->{name} ne 'serial';
+  $log->{rest} .= $bytes;
+  my $lines = 1 + rindex($log->{rest}, "\n");
+  $lines = length $log->{rest} if $ends || length($log->{rest}) - $lines > 4096;
+  my $text = substr($log->{rest}, 0, $lines, '');
+  $text =~ s/$secret/hide($&)/ge;
+  return $text;
+}
+
 my %logs;
 for (['serial', $serial], ['hypervisor', $output]) {
   my ($name, $pipe) = @$_;
   opendir(my $folder, '.') or exit 1;
   my @starts = sort { $a <=> $b } map { /^$name\.(\d+)\.log$/ ? $1 : () } readdir $folder;
   my $last = @starts ? pop @starts : 0;
-  my $log = { name => $name, pipe => $pipe, kept => [map { "$name.$_.log" } @starts] };
+  my $log = { name => $name, pipe => $pipe, rest => '', kept => [map { "$name.$_.log" } @starts] };
   begin($log, $last) or exit 1;
   $logs{fileno $pipe} = $log;
 }
@@ -118,8 +151,9 @@ while (%logs) {
   # A guest prints single bytes. A pause of 2 ms collects them into one write. The pipe can hold the output of 2 ms at 30 MB a second.
   select(undef, undef, undef, 0.002);
   for my $descriptor (grep { vec($ready, $_, 1) } keys %logs) {
-    if (sysread($logs{$descriptor}{pipe}, my $bytes, 65536)) { keep($logs{$descriptor}, $bytes) }
-    else { delete $logs{$descriptor} }
+    my $log = $logs{$descriptor};
+    if (sysread($log->{pipe}, my $bytes, 65536)) { keep($log, sift($log, $bytes, 0)) }
+    else { keep($log, sift($log, '', 1)); delete $logs{$descriptor} }
   }
 }
 unlink '${LOGGING}';
@@ -128,13 +162,14 @@ unlink '${LOGGING}';
 /**
  * Returns a command line that waits for a byte on standard input, and then runs `command` beside a log writer. The log writer stores the
  * output in files in the working directory. The standard output becomes the log `serial`. The standard error becomes the log that `errors`
- * names.
+ * names. The log `serial` does not get the secret.
  */
 export function withLogWriter(
   command: readonly string[],
   errors: LogName = 'hypervisor',
+  { pattern, file }: PrintedSecret = { pattern: '', file: '' },
 ): [string, ...string[]] {
-  return ['perl', '-e', PROGRAM, String(SEGMENT_BYTES), errors, ...command];
+  return ['perl', '-e', PROGRAM, String(SEGMENT_BYTES), errors, pattern, file, ...command];
 }
 
 /** Waits until the log writer has stored all output and ended, but at most 2 s. Call this function when the hypervisor has ended. */

@@ -224,6 +224,11 @@ export class StreamRefused extends Error {
   override readonly name = 'StreamRefused';
 }
 
+/** Messages of {@link StreamRefused} that all drivers have. */
+export const NOT_RUNNING = 'The machine is not running';
+export const NO_SCREEN = 'This machine has no screen. Set vnc.enabled to true, and restart the machine';
+export const PICTURE_BUSY = 'Another picture of this screen is being made; try again';
+
 /** Question that checks whether a guest agent answers. If `facts` is true, the question also asks for facts about the guest. */
 export interface GuestQuestion {
   facts: boolean;

@@ -82,6 +82,10 @@ describe('the archive', () => {
   });
 });
 
+/** Settings and leases of the DHCP server, below the root. */
+const LEASES = 'Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist';
+const GIVEN = 'var/db/dhcpd_leases';
+
 /** Processor type of 64-bit ARM in executables. */
 const CPU_ARM64 = 0x0100000c;
 
@@ -105,6 +109,11 @@ class Mac {
       'launchctl',
       `echo "$*" >>'${this.#calls}'; loaded='${this.root}/loaded'
 case $1 in print) [ -e "$loaded" ] ;; bootstrap) touch "$loaded" ;; bootout) rm "$loaded" ;; esac`,
+    );
+    this.#program('pgrep', `[ -e '${this.root}/guest' ]`);
+    this.#program(
+      'defaults',
+      `case $1 in read) cat "$2" ;; write) mkdir -p "\${2%/*}"; shift 2; echo "$*" >>'${this.root}/${LEASES}' ;; esac`,
     );
     writeFileSync(this.#calls, '');
     mkdirSync(join(this.root, 'archive'));
@@ -191,6 +200,27 @@ describe('the scripts', () => {
     expect(mac.changes()).toEqual(['bootout gui/501/dev.berth.agent']);
     const left = [PROGRAM, PLIST, 'usr/local/etc/berth', 'usr/local/var/berth'];
     expect(left.filter((path) => existsSync(join(mac.root, path)))).toEqual([]);
+  });
+
+  test('shorten the leases of guests, and forget earlier ones unless a guest runs', () => {
+    const mac = new Mac();
+    mac.write(GIVEN, '{}');
+    expect(mac.run('install.sh', 'agent')).toMatch(/guests keep their addresses for 10 minutes/);
+    expect(readFileSync(join(mac.root, LEASES), 'utf8')).toBe('bootpd -dict DHCPLeaseTimeSecs -int 600\n');
+    expect(existsSync(join(mac.root, GIVEN))).toBe(false);
+    expect(mac.run('install.sh', 'agent')).not.toMatch(/addresses/);
+    const busy = new Mac();
+    busy.write(GIVEN, '{}');
+    busy.write('guest', '');
+    busy.run('install.sh', 'agent');
+    expect(existsSync(join(busy.root, GIVEN))).toBe(true);
+  });
+
+  test('leave other settings of the DHCP server alone, and say what to add', () => {
+    const mac = new Mac();
+    mac.write(LEASES, '{ detect_other_dhcp_server = 1; }');
+    expect(mac.run('install.sh', 'agent')).toMatch(/Add DHCPLeaseTimeSecs 600 to bootpd/);
+    expect(readFileSync(join(mac.root, LEASES), 'utf8')).toBe('{ detect_other_dhcp_server = 1; }');
   });
 
   test('the settings can be read by the user of the agent alone', () => {

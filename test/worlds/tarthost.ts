@@ -84,6 +84,8 @@ export class TartHost implements AsyncDisposable {
   readonly images: { darwin: BaseImage; linux: BaseImage };
   readonly tart = tartOf(this.directory);
   driver: TartDriver;
+  /** Whether the host serves screens. A change takes effect when the agent starts again. */
+  screens = true;
 
   constructor() {
     makeTartProgram(this.program);
@@ -119,6 +121,11 @@ export class TartHost implements AsyncDisposable {
 
   #make(): TartDriver {
     const logger = pino({ level: process.env['LOG_LEVEL'] ?? 'silent' });
-    return new TartDriver({ dataDirectory: this.directory, program: this.program, logger });
+    return new TartDriver({
+      dataDirectory: this.directory,
+      program: this.program,
+      screens: this.screens,
+      logger,
+    });
   }
 }

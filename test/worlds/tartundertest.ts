@@ -133,15 +133,23 @@ export class RunningTart {
   readonly #child: ChildProcess;
   /** Resolves when the process has ended. */
   readonly ended: Promise<Ended>;
+  #output = '';
 
   constructor(program: string, parameters: readonly string[], environment: NodeJS.ProcessEnv) {
     const child = spawn(program, parameters, { stdio: ['ignore', 'pipe', 'pipe'], env: environment });
-    let output = '';
     for (const stream of [child.stdout, child.stderr]) {
-      stream.setEncoding('utf8').on('data', (text: string) => (output += text));
+      stream.setEncoding('utf8').on('data', (text: string) => (this.#output += text));
     }
     this.#child = child;
-    this.ended = once(child, 'close').then(([code]) => ({ code: code as number | null, output }));
+    this.ended = once(child, 'close').then(([code]) => ({
+      code: code as number | null,
+      output: this.#output,
+    }));
+  }
+
+  /** What the process has printed so far. */
+  get printed(): string {
+    return this.#output;
   }
 
   send(signal: NodeJS.Signals): void {

@@ -2,15 +2,9 @@
  * Talks to the guest of a running QEMU machine through the guest agent: checks whether the guest agent answers, asks for facts about the
  * guest, runs commands, and sets the clock. A guest can report anything, so each value is checked.
  */
-import { BlockList, isIP, SocketAddress } from 'node:net';
 import type { Logger } from 'pino';
 import * as z from 'zod';
-import {
-  GUEST_ADDRESSES_LIMIT,
-  type GuestFacts,
-  guestHostNameSchema,
-  guestOSSchema,
-} from '../../../api/v1alpha1/machine.ts';
+import { type GuestFacts, guestHostNameSchema, guestOSSchema } from '../../../api/v1alpha1/machine.ts';
 import type { JsonLimits } from '../../../base/json.ts';
 import {
   type GuestAnswer,
@@ -19,6 +13,7 @@ import {
   type GuestQuestion,
   StreamRefused,
 } from '../driver.ts';
+import { reachableAddresses } from '../guest.ts';
 import { hasGuestAgent, setTime, thaw } from './guestagent.ts';
 import { type CommandOptions, GuestAgentRefusal, type GuestConnection, JsonLine } from './guestconnection.ts';
 import { executeInGuest } from './guestexec.ts';
@@ -42,21 +37,6 @@ const ANSWER_TIMEOUT_MILLISECONDS = 5_000;
  * has up to 300 interfaces.
  */
 const INTERFACES_LIMITS: JsonLimits = { bytes: 256 * 1024, items: 8_192 };
-
-/** Networks that cannot be reached from outside the guest: unspecified, loopback, link-local, multicast and reserved addresses. */
-const NOWHERE = [
-  ['0.0.0.0', 8, 'ipv4'],
-  ['127.0.0.0', 8, 'ipv4'],
-  ['169.254.0.0', 16, 'ipv4'],
-  ['224.0.0.0', 3, 'ipv4'],
-  ['::', 127, 'ipv6'],
-  ['fe80::', 10, 'ipv6'],
-  ['ff00::', 8, 'ipv6'],
-] as const;
-const nowhere = new BlockList();
-for (const [network, prefix, family] of NOWHERE) {
-  nowhere.addSubnet(network, prefix, family);
-}
 
 /** An address or interface that is malformed or null counts as one without an address, because the others can be right. */
 const addressSchema = z.object({ 'ip-address': z.string() }).catch({ 'ip-address': '' });
@@ -152,7 +132,9 @@ async function readFacts(connection: GuestConnection, signal: AbortSignal): Prom
   const os = await ask('guest-get-osinfo', osSchema);
   const host = await ask('guest-get-host-name', hostNameSchema);
   return {
-    addresses: addressesOf(interfaces ?? []),
+    addresses: reachableAddresses(
+      (interfaces ?? []).flatMap((one) => one['ip-addresses'].map((it) => it['ip-address'])),
+    ),
     ...(os && { os: os['pretty-name'] }),
     ...(host && { hostName: host['host-name'] }),
   };
@@ -175,29 +157,4 @@ async function answerTo(
     }
     throw error;
   }
-}
-
-function addressesOf(interfaces: z.infer<typeof interfacesSchema>): string[] {
-  const addresses = interfaces.flatMap((one) => one['ip-addresses'].map((it) => it['ip-address']));
-  const known = new Set<string>();
-  for (const address of addresses) {
-    const plain = plainAddress(address);
-    if (plain !== undefined && known.size < GUEST_ADDRESSES_LIMIT) {
-      known.add(plain);
-    }
-  }
-  return [...known];
-}
-
-/** Returns the standard form of an address at which other hosts can reach the guest. Returns undefined for any other text. */
-function plainAddress(text: string): string | undefined {
-  // `isIP` also accepts IPv6 addresses with a zone after a percent sign, or with an IPv4 address in dotted form at the end. The pattern
-  // excludes these addresses.
-  const version = /^[0-9a-f:]+$|^[0-9.]+$/i.test(text) ? isIP(text) : 0;
-  if (version === 0) {
-    return undefined;
-  }
-  const family = version === 6 ? 'ipv6' : 'ipv4';
-  const { address } = new SocketAddress({ address: text, family });
-  return nowhere.check(address, family) ? undefined : address;
 }

@@ -7,8 +7,9 @@ import { afterEach, beforeEach, describe, expect, it, test } from 'vitest';
 import { JsonError } from '../../../base/json.ts';
 import { afterSync, type PeerCommand, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
 import { type GuestCommand, type GuestCommandResult, type Reserve, StreamRefused } from '../driver.ts';
+import { OUTPUT_LIMIT_BYTES } from '../guest.ts';
 import { GuestAgent, whileFrozen } from './guestagent.ts';
-import { executeInGuest, Output, OUTPUT_LIMIT_BYTES, StatusLine } from './guestexec.ts';
+import { executeInGuest, Output, StatusLine } from './guestexec.ts';
 
 const ALWAYS: Reserve = () => true;
 

@@ -9,6 +9,7 @@ import { hasCode } from '../../../base/errors.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../../base/json.ts';
 import { pause } from '../../../base/time.ts';
 import { type GuestCommand, type GuestCommandResult, type Reserve, StreamRefused } from '../driver.ts';
+import { OUTPUT_LIMIT_BYTES, PIECE_BYTES, requireShortInput } from '../guest.ts';
 import type { GuestAgent } from './guestagent.ts';
 import { GuestAgentRefusal, type GuestConnection, type LineReader } from './guestconnection.ts';
 
@@ -30,10 +31,6 @@ const OUTPUT_KEY = /[^\\]"(out-data|err-data)"\s*:\s*$/;
 /** Number of bytes before an object or a string in which its key is searched. A guest agent writes at most one space after a key. */
 const KEY_BYTES = 64;
 
-/** Size of one piece of decoded output. A multiple of three, because base64 has groups of three bytes. */
-const PIECE_BYTES = 48 * 1024;
-/** Limit of the output of one stream in bytes, nearly 4 MiB. Longer output is cut. */
-export const OUTPUT_LIMIT_BYTES = 85 * PIECE_BYTES;
 const GROUP_BYTES = 3;
 const GROUP_CHARACTERS = 4;
 
@@ -214,8 +211,6 @@ export class StatusLine implements LineReader {
   }
 }
 
-/** Limit of a command's input. The guest agent gets the input in one message, and keeps the whole input in the guest's memory. */
-const INPUT_LIMIT_BYTES = 1024 * 1024;
 /**
  * Limit of the bytes that the agent reads for one command. A guest agent sends up to 16 MiB for each of two streams, as base64 in one line.
  * The agent keeps nearly 4 MiB of each stream ({@link OUTPUT_LIMIT_BYTES}).
@@ -267,10 +262,8 @@ type Status = z.infer<typeof statusSchema>;
  * @throws the signal's reason when the signal aborted.
  */
 export async function executeInGuest(agent: GuestAgent, command: GuestCommand): Promise<GuestCommandResult> {
-  const { signal, input } = command;
-  if (input !== undefined && input.length > INPUT_LIMIT_BYTES) {
-    throw new StreamRefused(`The standard input of the command is longer than ${INPUT_LIMIT_BYTES} bytes`);
-  }
+  const { signal } = command;
+  requireShortInput(command);
   let budget = RECEIVE_LIMIT_BYTES;
   const use = async <T>(
     work: (connection: GuestConnection, signal: AbortSignal) => Promise<T>,

@@ -12,7 +12,15 @@ import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { Serial } from '../../../base/concurrency.ts';
 import { connectTerminal, SharedConsole } from '../../console/terminal.ts';
 import { connectTo, type ProcessIdentity, withSocketPath } from '../../processes/process.ts';
-import { type MachineFolder, type PortForward, type Reserve, StreamRefused } from '../driver.ts';
+import {
+  type MachineFolder,
+  NO_SCREEN,
+  NOT_RUNNING,
+  PICTURE_BUSY,
+  type PortForward,
+  type Reserve,
+  StreamRefused,
+} from '../driver.ts';
 import { NETWORK } from './arguments.ts';
 import type { QemuMachine } from './machine.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
@@ -33,10 +41,8 @@ const ATTEMPTS = 3;
 /** Limit of the text of QEMU's error. Normally this text is one sentence. */
 const ERROR_LIMIT_CHARACTERS = 300;
 
-const NOT_RUNNING = 'The machine is not running';
 const BUSY =
   'Another user types into this console. To read the output only, attach without input. To send input, wait until the other user has left';
-const NO_SCREEN = 'This machine has no screen. Set vnc.enabled to true, and restart the machine';
 
 export class MachineStreams {
   readonly forwards: PortForwards;
@@ -84,7 +90,7 @@ export class MachineStreams {
       throw new StreamRefused(launched?.screen.card === undefined ? NO_SCREEN : NOT_RUNNING);
     }
     if (this.#isPictured) {
-      throw new StreamRefused('Another picture of this screen is being made; try again');
+      throw new StreamRefused(PICTURE_BUSY);
     }
     this.#isPictured = true;
     try {

@@ -134,7 +134,7 @@ function knownOf(name: Name): Known {
 async function asAgent(work: (driver: TartDriver) => Promise<void>, last?: number): Promise<boolean> {
   return await liveAs(
     new Life(last),
-    new TartDriver({ dataDirectory: directory, program: 'tart', logger }),
+    new TartDriver({ dataDirectory: directory, program: 'tart', screens: true, logger }),
     work,
   );
 }
@@ -309,7 +309,8 @@ describe('an agent that dies', { timeout: TEST_MILLISECONDS }, () => {
 });
 
 describe('the driver tart', { timeout: TEST_MILLISECONDS }, () => {
-  const driver = (): TartDriver => new TartDriver({ dataDirectory: directory, program: 'tart', logger });
+  const driver = (): TartDriver =>
+    new TartDriver({ dataDirectory: directory, program: 'tart', screens: true, logger });
 
   async function start(one: TartDriver, name: Name, plan = planOf(name)): Promise<void> {
     await one.create(folderOf(name), plan, imageOf(name));

@@ -23,11 +23,14 @@ import {
   type DriverOfVMs,
   type FoundMachine,
   type GuestAnswer,
+  type GuestCommand,
   type GuestCommandResult,
+  type GuestQuestion,
   type InspectOptions,
   type MachineFolder,
   type MachineState,
   type PortForward,
+  type Reserve,
   type StopOptions,
   StreamRefused,
   type VmLaunchPlan,
@@ -54,6 +57,8 @@ export interface TartDriverOptions {
   dataDirectory: string;
   /** Path of the program. */
   program: string;
+  /** Whether the program may serve screens. */
+  screens: boolean;
   logger: Logger;
 }
 
@@ -80,13 +85,14 @@ export class TartDriver implements DriverOfVMs {
   /** Uids of machines on whose disks macOS is being installed. */
   readonly #installing = new Set<string>();
 
-  constructor({ dataDirectory, program, logger }: TartDriverOptions) {
+  constructor({ dataDirectory, program, screens, logger }: TartDriverOptions) {
     this.#root = join(dataDirectory, 'machines');
     this.#program = { path: program, home: homeOf(dataDirectory) };
     this.#context = {
       logger,
       cgroups: new MachineCgroups(logger),
       program: this.#program,
+      screens,
       changed: (uid) => this.#handlers.forEach((handler) => handler(uid)),
       follow: (folder) => this.#of(folder).console.start(),
     };
@@ -262,24 +268,25 @@ export class TartDriver implements DriverOfVMs {
     throw refusal('has no console to connect to. Read its log with `kubectl logs`, or use SSH');
   }
 
-  async connectScreen(): Promise<Duplex> {
-    throw refusal('serves no screen. Use the screen sharing of the guest (port 5900)');
+  async connectScreen(folder: MachineFolder): Promise<Duplex> {
+    return await this.#of(folder).machine.screen.connect();
   }
 
-  async screenshot(): Promise<Buffer> {
-    throw refusal('serves no screen, so there is no picture of it');
+  async screenshot(folder: MachineFolder, reserve: Reserve): Promise<Buffer> {
+    return await this.#of(folder).machine.screen.picture(reserve);
   }
 
   async forwardPort(): Promise<PortForward> {
     throw refusal('has no address yet. Try again when the guest has booted');
   }
 
-  async askGuest(): Promise<GuestAnswer> {
-    return await Promise.resolve({ kind: 'silent' });
+  async askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer> {
+    const { machine } = this.#of(folder);
+    return await machine.guest.ask(question, (await machine.state.read())?.os);
   }
 
-  async execute(): Promise<GuestCommandResult> {
-    throw refusal('runs no commands by a guest agent. Use SSH');
+  async execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult> {
+    return await this.#of(folder).machine.guest.execute(command);
   }
 
   async close(): Promise<void> {

@@ -33,6 +33,8 @@ const stateSchema = z.object({
   logStart: z.number().int().min(0),
   /** Display of the last start, if its VM asks for one. */
   display: z.object({ width: z.number().int(), height: z.number().int(), dpi: z.number().int() }).optional(),
+  /** Whether the hypervisor serves the screen since the last start. */
+  screen: z.boolean().optional(),
   /** State that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */
   intent: z.enum(['run', 'stop', 'suspend']),
   /** Identity of the machine's process. Absent while the process is being started, and while there is no process. */

@@ -11,15 +11,17 @@ import { pause } from '../../../base/time.ts';
 import { logEnd, logTail } from '../../console/input.ts';
 import { logsWritten, withLogWriter } from '../../console/logwriter.ts';
 import { killForCertain, type ProcessIdentity, isAlive, waitForExit } from '../../processes/process.ts';
-import type {
-  DisplayState,
-  ExitReason,
-  InspectOptions,
-  MachineFolder,
-  MachineState,
-  RunningState,
-  StopOptions,
-  VmLaunchPlan,
+import {
+  type DisplayState,
+  type ExitReason,
+  type InspectOptions,
+  type MachineFolder,
+  type MachineState,
+  NO_SCREEN,
+  NOT_RUNNING,
+  type RunningState,
+  type StopOptions,
+  type VmLaunchPlan,
 } from '../driver.ts';
 import {
   type ExitStatus,
@@ -33,8 +35,10 @@ import {
 } from '../machineprocess.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { bundleOf, forgetMemory, hasMemory, settingsOf, stateFile, type TartState } from './files.ts';
+import { TartGuest } from './guest.ts';
 import { identityState } from './identity.ts';
 import { environment, nameOf, saysRunning, signal, suspend, tart, type TartProgram } from './program.ts';
+import { SCREEN_SECRET, TartScreen } from './screen.ts';
 
 /** Time limit of a start, until the program says that the machine runs. A resume reads the whole memory from the disk before. */
 const START_MILLISECONDS = 120_000;
@@ -76,8 +80,14 @@ export const NO_SUSPENSION = 'The hypervisor of this host suspends only guests w
 const OVERHEAD_BYTES = 1024 ** 3;
 const THREADS = 512;
 
+/** Why a machine has no screen although its VM asks for one. */
+const NO_SCREENS =
+  'The VM runs on a host with the driver tart, which serves no screens. Use the screen sharing of the guest (port 5900), or ask for machines.screens in the configuration of the host';
+
 export interface TartContext extends ProcessContext {
   program: TartProgram;
+  /** Whether the hypervisor may serve screens. */
+  screens: boolean;
 }
 
 export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
@@ -86,6 +96,8 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
   protected override readonly mark: readonly string[];
   /** Folder of the machine in the folder of the program. */
   readonly bundle: string;
+  readonly screen: TartScreen;
+  readonly guest: TartGuest;
   readonly #context: TartContext;
 
   constructor(folder: MachineFolder, context: TartContext) {
@@ -93,6 +105,13 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
     this.mark = ['run', nameOf(folder.uid)];
     this.bundle = bundleOf(context.program.home, folder.uid);
     this.#context = context;
+    this.guest = new TartGuest(this.bundle, async () => (await this.process()) !== undefined);
+    this.screen = new TartScreen(folder.path, async () => await this.#whyNoScreen());
+  }
+
+  override close(): void {
+    super.close();
+    this.screen.close();
   }
 
   override async inspect(options?: InspectOptions): Promise<MachineState> {
@@ -132,8 +151,7 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
     // process.
     await this.recorded();
     if (identity !== undefined && options.graceMilliseconds > 0) {
-      await signal(identity, 'SIGUSR2');
-      await endWithin(identity, options.graceMilliseconds, options.hurry);
+      await this.#shutDown(identity, known === UNREADABLE ? undefined : known.os, options);
     }
     await this.end();
     // If the state file is unreadable, the memory of a suspended machine stays with the disk, because people can need both.
@@ -194,6 +212,7 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
       await killForCertain(main);
     }
     await logsWritten(this.folder.path);
+    await this.screen.forget();
   }
 
   protected override exitReason(_: ExitStatus | undefined, lines: string): ExitReason {
@@ -235,13 +254,44 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
     return { kind: 'exited', ...end };
   }
 
+  /**
+   * Lets the guest shut down within its grace period. macOS may show a dialog when the hypervisor asks it, so its guest agent is asked first.
+   */
+  async #shutDown(
+    identity: ProcessIdentity,
+    os: TartState['os'] | undefined,
+    { graceMilliseconds, hurry }: StopOptions,
+  ): Promise<void> {
+    const over = AbortSignal.any([AbortSignal.timeout(graceMilliseconds), ...(hurry ? [hurry] : [])]);
+    if (os !== 'darwin' || !(await this.guest.shutDown(over))) {
+      await signal(identity, 'SIGUSR2');
+    }
+    while (!over.aborted && !(await waitForExit(identity, STEP_MILLISECONDS))) {
+      // Each step checks the process and the signal.
+    }
+  }
+
+  /** Returns why the machine has no screen now; undefined if it has one. */
+  async #whyNoScreen(): Promise<string | undefined> {
+    const state = await this.state.read();
+    if ((await this.process()) === undefined || state === undefined) {
+      return NOT_RUNNING;
+    }
+    if (state.screen === true) {
+      return undefined;
+    }
+    return this.#context.screens ? NO_SCREEN : NO_SCREENS;
+  }
+
   async #run(plan: VmLaunchPlan, signal: AbortSignal | undefined): Promise<void> {
+    await this.screen.forget();
     await this.state.update({
       intent: 'run',
       live: true,
       process: undefined,
       end: undefined,
       display: displayOf(plan.guest.vm),
+      screen: this.#context.screens && plan.guest.vm.vnc.enabled,
       logStart: logEnd(this.folder.path, 'serial'),
     });
     try {
@@ -256,12 +306,12 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
   async #bringUp(plan: VmLaunchPlan, signal: AbortSignal | undefined): Promise<void> {
     const { program, cgroups } = this.#context;
     const { cpu, memoryBytes } = plan;
-    const { os } = (await this.state.read()) ?? {};
+    const parameters = runArguments(this.folder, plan, await this.state.read());
     const launched = await launch(
       this.folder,
       {
         name: this.program,
-        command: withLogWriter([program.path, ...runArguments(this.folder, plan, os)], 'serial'),
+        command: withLogWriter([program.path, ...parameters], 'serial', SCREEN_SECRET),
         environment: environment(program.home),
         limits: { cpu, memoryBytes: memoryBytes + OVERHEAD_BYTES, processes: THREADS + cpu },
       },
@@ -309,18 +359,6 @@ async function whyNotRunning(program: TartProgram, uid: string): Promise<string 
   }
 }
 
-/** Waits for the end of a process in short steps, so that `early` ends the wait too. */
-async function endWithin(
-  identity: ProcessIdentity,
-  milliseconds: number,
-  early: AbortSignal | undefined,
-): Promise<void> {
-  const over = AbortSignal.any([AbortSignal.timeout(milliseconds), ...(early ? [early] : [])]);
-  while (!over.aborted && !(await waitForExit(identity, STEP_MILLISECONDS))) {
-    // Each step checks the process and the signal.
-  }
-}
-
 /**
  * Returns the arguments of the machine's process. Only guests with macOS can be suspended, and only if they were started so. Sound and
  * clipboard of the host are not for guests.
@@ -328,13 +366,14 @@ async function endWithin(
 function runArguments(
   { uid, path }: MachineFolder,
   { seed, guest: { iso } }: Pick<VmLaunchPlan, 'seed' | 'guest'>,
-  os: TartState['os'] | undefined,
+  state: Pick<TartState, 'os' | 'screen'> | undefined,
 ): string[] {
   const drives = [seed && join(path, seed.disk), iso?.path].filter((file) => file !== undefined);
   const plain = ['run', nameOf(uid), '--no-graphics', '--no-audio', '--no-clipboard'];
   return [
     ...plain,
-    ...(os === 'darwin' ? ['--suspendable'] : []),
+    ...(state?.os === 'darwin' ? ['--suspendable'] : []),
+    ...(state?.screen === true ? ['--vnc-experimental'] : []),
     ...drives.flatMap((file) => ['--disk', `${file}:ro`]),
   ];
 }

@@ -1,13 +1,18 @@
 /** Machines of the driver tart, with the stand-in for that program. Nothing here ran with the real program. */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, readFileSync, writeFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
+import { inflateSync } from 'node:zlib';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
+import { OUTPUT_LIMIT_BYTES } from '../../../agent/drivers/guest.ts';
+import type { MachineFolder } from '../../../agent/drivers/driver.ts';
 import { homeOf } from '../../../agent/drivers/tart/driver.ts';
 import { environment } from '../../../agent/drivers/tart/program.ts';
 import { findByArgument, type ProcessIdentity } from '../../../agent/processes/process.ts';
+import { SCREEN } from '../../standins/tart/program/screen.ts';
+import { Viewer } from '../../wires/rfb.ts';
 import { TartHost, tartPlan } from '../../worlds/tarthost.ts';
 
 const IMAGE = { type: 'ipsw', url: 'https://images.example/restore.ipsw', sha256: '0' } as const;
@@ -30,6 +35,143 @@ async function identityOf(name: string): Promise<unknown> {
   const state = await host.driver.inspect(host.folder(name));
   return state.kind === 'running' ? state.identity : undefined;
 }
+
+test('shows the screen to clients without a password, which is in no log, no state and no arguments, also under the next agent', async () => {
+  const plan = tartPlan('mac1', 'MacOS', { vnc: { enabled: true } });
+  const folder = host.folder('mac1');
+  await host.driver.create(folder, plan, host.images.darwin);
+  await host.driver.start(folder, plan);
+  const first = await Viewer.open(await host.driver.connectScreen(folder));
+  expect(await first.frame()).toMatchObject(SCREEN);
+  const secret = readFileSync(join(folder.path, 'screen.secret'), 'latin1');
+  const [, password = ''] = /^vnc:\/\/:(.+)@127/.exec(secret) ?? [];
+  expect(password.length).toBeGreaterThan(8);
+  expect(statSync(join(folder.path, 'screen.secret')).mode & 0o777).toBe(0o600);
+  const others = readdirSync(folder.path).filter((name) => name.endsWith('.log') || name.endsWith('.json'));
+  const texts = others.map((name) => readFileSync(join(folder.path, name), 'latin1')).join('\n');
+  expect(texts).toContain('VNC server is running at (hidden)');
+  expect(texts + JSON.stringify(host.tart.calls)).not.toContain(password);
+  await host.restartAgent();
+  const second = await Viewer.open(await host.driver.connectScreen(folder));
+  expect(await second.frame()).toMatchObject(SCREEN);
+  second.close();
+  first.close();
+  await host.driver.suspend(folder);
+  await host.driver.resume(folder, plan);
+  const third = await Viewer.open(await host.driver.connectScreen(folder));
+  expect(await third.frame()).toMatchObject(SCREEN);
+  expect(readFileSync(join(folder.path, 'screen.secret'), 'latin1')).not.toBe(secret);
+  await host.driver.stop(folder, { graceMilliseconds: 0 });
+  await expect(host.driver.connectScreen(folder)).rejects.toThrow('The machine is not running');
+  expect(existsSync(join(folder.path, 'screen.secret'))).toBe(false);
+});
+
+test('makes a picture of the screen, one at a time, and only if there is memory for it', async () => {
+  const plan = tartPlan('mac1', 'MacOS', { vnc: { enabled: true } });
+  const folder = host.folder('mac1');
+  await host.driver.create(folder, plan, host.images.darwin);
+  await host.driver.start(folder, plan);
+  const png = await host.driver.screenshot(folder, () => true);
+  expect(png.subarray(0, 8).toString('latin1')).toBe('\u0089PNG\r\n\u001a\n');
+  expect([png.readUInt32BE(16), png.readUInt32BE(20)]).toEqual([SCREEN.width, SCREEN.height]);
+  const lines = inflateSync(png.subarray(41, 41 + png.readUInt32BE(33)));
+  expect(lines).toHaveLength(SCREEN.height * (1 + 3 * SCREEN.width));
+  expect([...lines.subarray(-3)]).toEqual([0, 0, SCREEN.height - 1]);
+  await expect(host.driver.screenshot(folder, () => false)).rejects.toThrow('has no memory now');
+  const both = [1, 2].map(async () => await host.driver.screenshot(folder, () => true));
+  const outcomes = await Promise.allSettled(both);
+  expect(outcomes.map(({ status }) => status).toSorted()).toEqual(['fulfilled', 'rejected']);
+});
+
+test('says why a machine has no screen: its VM wants none, or its host serves none', async () => {
+  for (const name of ['mac1', 'mac2'] as const) {
+    const plan = tartPlan(name, 'MacOS', { vnc: { enabled: name === 'mac2' } });
+    host.screens = name === 'mac1';
+    await host.restartAgent();
+    await host.driver.create(host.folder(name), plan, host.images.darwin);
+    await host.driver.start(host.folder(name), plan);
+    const why = name === 'mac1' ? 'Set vnc.enabled to true' : 'ask for machines.screens';
+    await expect(host.driver.connectScreen(host.folder(name))).rejects.toThrow(why);
+    await expect(host.driver.screenshot(host.folder(name), () => true)).rejects.toThrow(why);
+  }
+  expect(host.tart.calls.flat()).not.toContain('--vnc-experimental');
+});
+
+const NEVER = new AbortController().signal;
+
+/** Starts a machine. `hasAgent` tells whether its guest has a guest agent. */
+async function started(name: string, os: 'MacOS' | 'Linux', hasAgent: boolean): Promise<MachineFolder> {
+  const folder = host.folder(name);
+  if (hasAgent) {
+    host.tart.give('guest-agent');
+  } else {
+    host.tart.take('guest-agent');
+  }
+  const plan = tartPlan(name, os);
+  await host.driver.create(folder, plan, os === 'MacOS' ? host.images.darwin : host.images.linux);
+  await host.driver.start(folder, plan);
+  await expect.poll(() => existsSync(host.tart.controlSocket(`berth-${name}`))).toBe(hasAgent);
+  return folder;
+}
+
+/** Runs a command in a guest, and returns its output as text. */
+async function output(folder: MachineFolder, line: string, input?: string): Promise<unknown> {
+  const [path = '', ...parameters] = line.split(' ');
+  const command = { path, arguments: parameters, ...(input !== undefined && { input: Buffer.from(input) }) };
+  const result = await host.driver.execute(folder, { ...command, reserve: () => true, signal: NEVER });
+  const [stdout, stderr] = [result.stdout, result.stderr].map((pieces) => Buffer.concat(pieces).toString());
+  return { ...result, stdout, stderr };
+}
+
+test('asks the guest agent of the image for facts, and runs commands by it', async () => {
+  const mac = await started('mac1', 'MacOS', true);
+  const linux = await started('linux1', 'Linux', true);
+  const asked = { facts: true, signal: NEVER };
+  const addresses = ['192.168.64.7'];
+  const hostName = 'macs-virtual-machine.local';
+  expect(await host.driver.askGuest(mac, asked)).toEqual({
+    kind: 'answers',
+    facts: { addresses, hostName, os: 'macOS 15.1' },
+  });
+  expect(await host.driver.askGuest(linux, asked)).toEqual({
+    kind: 'answers',
+    facts: { addresses, hostName, os: 'Debian GNU/Linux 13 (trixie)' },
+  });
+  expect(await host.driver.askGuest(mac, { ...asked, facts: false })).toEqual({
+    kind: 'answers',
+    facts: undefined,
+  });
+  expect(await output(mac, 'fails')).toEqual({
+    exitCode: 3,
+    stdout: 'said\n',
+    stderr: 'complained\n',
+    truncated: false,
+  });
+  const long = 'long input '.repeat(10_000);
+  expect(await output(mac, 'cat', long)).toMatchObject({ exitCode: 0, stdout: long, truncated: false });
+  expect(await output(mac, 'cat', '')).toMatchObject({ exitCode: 0, stdout: '' });
+  expect(await output(mac, 'killed')).toMatchObject({ exitCode: 255 });
+  const flood = (await output(mac, 'flood')) as { stdout: string; truncated: boolean };
+  expect([flood.stdout.length, flood.truncated]).toEqual([OUTPUT_LIMIT_BYTES, true]);
+  await expect(output(mac, 'no-such-program')).rejects.toThrow('executable file not found');
+  await expect(output(mac, 'cat', 'x'.repeat(2 ** 20 + 1))).rejects.toThrow('longer than 1048576 bytes');
+  const over = new AbortController();
+  const sleeping = { path: 'sleep', arguments: [], reserve: () => true, signal: over.signal };
+  const asleep = host.driver.execute(mac, sleeping);
+  over.abort(new Error('not wanted'));
+  await expect(asleep).rejects.toThrow('not wanted');
+});
+
+test('shuts a guest with macOS down by its guest agent, and tells a guest without one from it', async () => {
+  const mac = await started('mac1', 'MacOS', true);
+  await host.driver.stop(mac, { graceMilliseconds: 60_000 });
+  expect(readFileSync(join(mac.path, 'serial.0.log'), 'utf8')).toContain('guest has stopped');
+  expect(await host.driver.inspect(mac)).toEqual({ kind: 'stopped' });
+  await expect(output(mac, 'hostname')).rejects.toThrow('The machine is not running');
+  const other = await started('mac2', 'MacOS', false);
+  expect(await host.driver.askGuest(other, { facts: true, signal: NEVER })).toEqual({ kind: 'silent' });
+  await expect(output(other, 'hostname')).rejects.toThrow('Install tart-guest-agent there');
+});
 
 /** Returns an IPSW of this content, as the store of the agent has it. */
 function ipsw(content: string): BaseImage {

@@ -3,7 +3,9 @@
  * against the stand-in for `tart`, and under `make real` against the real program on an Apple computer.
  */
 import { describe, expect, test } from 'vitest';
+import { waitFor } from '../../../hack/wait.ts';
 import { unless } from '../../support/unless.ts';
+import { logIn } from '../../support/vnc.ts';
 import { IS_REAL, NAME, TartUnderTest, whyNoTart } from '../../worlds/tartundertest.ts';
 
 /** A real guest with macOS needs minutes to write its memory, and the test of the limit starts three of them. */
@@ -95,6 +97,19 @@ describe(`${NAME}: the contract`, { timeout: TEST_MILLISECONDS, ...unless(await 
     expect(tart.has(MACOS, 'state.vzvmsave')).toBe(false);
     again.send('SIGINT');
     expect((await again.ended).code).toBe(0);
+  });
+
+  test('--vnc-experimental prints the port and the password of a VNC server, which takes them', async () => {
+    await using tart = await TartUnderTest.make();
+    tart.add(LINUX, 'linux');
+    const running = await tart.run(LINUX, '--vnc-experimental');
+    const address = /^VNC server is running at vnc:\/\/:(\S+)@127\.0\.0\.1:(\d+)$/m;
+    const [, password = '', port] = await waitFor(
+      'the address',
+      () => address.exec(running.printed) ?? undefined,
+    );
+    const loggedIn = await logIn('127.0.0.1', Number(port), password);
+    expect(loggedIn).toBe(true);
   });
 
   test('a third guest with macOS is refused with these words', async () => {

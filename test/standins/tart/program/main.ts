@@ -1,5 +1,7 @@
 /** The stand-in for the program `tart` as a program. `run` sleeps until a signal ends the machine, and `create` can sleep too. */
 import { isAlive } from './life.ts';
+import { serveGuestAgent } from './guestagent.ts';
+import { serveScreen } from './screen.ts';
 import { TartStandIn, type Signal } from './standin.ts';
 
 const SIGNALS: readonly Signal[] = ['SIGINT', 'SIGUSR1', 'SIGUSR2'];
@@ -32,10 +34,17 @@ if (parameters[0] === 'run') {
     SIGNALS.forEach((signal) => process.on(signal, () => leave(begun.onSignal(signal))));
     process.stdout.write(begun.greeting);
     leave(begun.end);
+    if (begun.end === undefined && tart.has('guest-agent')) {
+      const off = { code: 0, stdout: 'guest has stopped the virtual machine\n', stderr: '' };
+      await serveGuestAgent(tart.controlSocket(begun.name), () => leave(off));
+    }
+    if (begun.end === undefined && parameters.includes('--vnc-experimental')) {
+      process.stdout.write(`VNC server is running at ${await serveScreen()}\n`);
+    }
   }
 } else {
   end(tart.call(parameters));
-  if (parameters[0] === 'create' && tart.lasts) {
+  if (parameters[0] === 'create' && tart.has('install-lasts')) {
     setTimeout(() => undefined, LONGEST_MILLISECONDS);
   }
 }

@@ -49,6 +49,8 @@ export type Cue =
   | 'macos-shuts-down'
   /** The hypervisor of the next machines fails after their start. */
   | 'fails'
+  /** The guests of the next machines have a guest agent. */
+  | 'guest-agent'
   /** An installation of macOS goes on after it has made its files. */
   | 'install-lasts';
 
@@ -171,9 +173,14 @@ export class TartStandIn {
     rmSync(join(this.home, 'cues', cue), { force: true });
   }
 
-  /** Whether an installation goes on after its call. Whoever uses this keeps its process. */
-  get lasts(): boolean {
-    return this.#has('install-lasts');
+  /** Whether a test asks for this behaviour. */
+  has(cue: Cue): boolean {
+    return existsSync(join(this.home, 'cues', cue));
+  }
+
+  /** Path of the socket at which the process of a machine leads to its guest agent. */
+  controlSocket(name: string): string {
+    return this.#path(name, 'control.sock');
   }
 
   /** Command lines of all calls so far. */
@@ -203,10 +210,6 @@ export class TartStandIn {
       }
       return { code: error.code, stdout: '', stderr: `${error.message}\n` };
     }
-  }
-
-  #has(cue: Cue): boolean {
-    return existsSync(join(this.home, 'cues', cue));
   }
 
   #names(): string[] {
@@ -322,11 +325,11 @@ export class TartStandIn {
 
   /** Refuses a third guest with macOS. */
   #requireMacOSPlace(name: string): void {
-    const places = MACOS_GUESTS - (this.#has('leaked') ? 1 : 0);
+    const places = MACOS_GUESTS - (this.has('leaked') ? 1 : 0);
     if (this.runningMacOS < places) {
       return;
     }
-    if (!this.#has('leaked')) {
+    if (!this.has('leaked')) {
       appendFileSync(join(this.home, 'faults'), `${name}: a third guest with macOS was to run\n`);
     }
     throw new Refused(CODES.other, 'The number of VMs exceeds the system limit');
@@ -343,7 +346,7 @@ export class TartStandIn {
 
   #address(name: string): string {
     this.#requireRunning(name);
-    if (this.#has('no-address')) {
+    if (this.has('no-address')) {
       throw new Refused(CODES.other, `no IP address found for VM "${name}"`);
     }
     return '127.0.0.1\n';
@@ -427,7 +430,7 @@ export class TartStandIn {
       greeting: isResumed ? 'restoring VM state from a snapshot...\nresuming VM...\n' : 'running\n',
       onSignal: (signal) =>
         this.#signalled(signal, { name, os, isSuspendable: values['suspendable'] === true }),
-      end: this.#has('fails')
+      end: this.has('fails')
         ? {
             code: CODES.done,
             stdout: 'guest has stopped the virtual machine due to error: stand-in\n',
@@ -462,10 +465,10 @@ export class TartStandIn {
       return done('stopping VM...\n');
     }
     if (signal === 'SIGUSR2') {
-      const obeys = os === 'linux' || this.#has('macos-shuts-down');
+      const obeys = os === 'linux' || this.has('macos-shuts-down');
       return obeys ? done('guest has stopped the virtual machine\n') : undefined;
     }
-    if (!isSuspendable || this.#has('suspend-fails')) {
+    if (!isSuspendable || this.has('suspend-fails')) {
       return { code: CODES.other, stdout: '', stderr: 'the virtual machine cannot be saved\n' };
     }
     const memory = JSON.stringify(readGuest(this.#path(name, 'disk.img')));
