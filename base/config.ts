@@ -71,3 +71,19 @@ export function areFilesTogether({ certificateFile, keyFile }: CertificateFiles)
 }
 
 export const FILES_TOGETHER = { error: 'certificateFile and keyFile must be set together' };
+
+/** Levels of a program's log, without the one that writes every request. */
+export const logLevelSchema = z.enum(['debug', 'info', 'warn', 'error']);
+
+/** Settings of a program of which one replica leads, as fields for a zod schema. */
+export const LED_PROGRAM_FIELDS = {
+  health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
+  leaderElection: z
+    .strictObject({
+      leaseDurationSeconds: z.number().min(3).default(9),
+      renewDeadlineSeconds: z.number().min(2).default(6),
+      retryPeriodSeconds: z.number().min(0.2).default(1),
+    })
+    .prefault({}),
+  logLevel: logLevelSchema.default('info'),
+};

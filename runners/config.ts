@@ -5,6 +5,7 @@ import {
   certificateFields,
   checkConfig,
   FILES_TOGETHER,
+  LED_PROGRAM_FIELDS,
   readConfig,
 } from '../base/config.ts';
 import { DEFAULT_NAMESPACE, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
@@ -14,7 +15,6 @@ const serverName = z
   .string()
   .max(260)
   .regex(/^[a-z0-9.-]+(:\d{1,5})?$/, 'Use a host name in small letters, with a port if it is not 443');
-const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);
 
 export const configSchema = z.strictObject({
   namespaces: z
@@ -40,15 +40,7 @@ export const configSchema = z.strictObject({
     })
     .refine(areFilesTogether, FILES_TOGETHER)
     .prefault({}),
-  health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
-  leaderElection: z
-    .strictObject({
-      leaseDurationSeconds: seconds(3, 9),
-      renewDeadlineSeconds: seconds(2, 6),
-      retryPeriodSeconds: seconds(0.2, 1),
-    })
-    .prefault({}),
-  logLevel: z.enum(['debug', 'info', 'warn', 'error']).default('info'),
+  ...LED_PROGRAM_FIELDS,
 });
 
 export type RunnersConfig = z.infer<typeof configSchema>;

@@ -7,6 +7,7 @@ import {
   certificateFields,
   checkConfig,
   FILES_TOGETHER,
+  logLevelSchema,
   readConfig,
 } from '../base/config.ts';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
@@ -112,7 +113,7 @@ export const configSchema = z
     dpiMaximum: z.union([z.literal(240), z.literal(320)]).default(240),
     metrics: z.strictObject({ address: z.string().default(':9443') }).prefault({}),
     health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
-    logLevel: z.enum(['debug', 'info', 'warn', 'error']).default('info'),
+    logLevel: logLevelSchema.default('info'),
   })
   .refine(
     ({

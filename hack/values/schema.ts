@@ -5,6 +5,7 @@
 import * as z from 'zod';
 import { configSchema as agentConfig } from '../../agent/config.ts';
 import { clusterNetworks } from '../../agent/networkdriver.ts';
+import { logLevelSchema } from '../../base/config.ts';
 import { configSchema as operatorConfig } from '../../operator/config/config.ts';
 import { configSchema as serverConfig } from '../../server/config.ts';
 
@@ -131,7 +132,7 @@ const runners = z.strictObject({
     .array(z.strictObject({ name: namespace, secrets: z.array(text.min(1)).min(1) }))
     .max(256)
     .meta({ examples: [[{ name: 'platform-ci', secrets: ['github', 'authority'] }]] }),
-  logLevel: z.enum(['debug', 'info', 'warn', 'error']),
+  logLevel: logLevelSchema,
   ...deployment,
 });
 

@@ -5,6 +5,7 @@ import {
   certificateFields,
   checkConfig,
   FILES_TOGETHER,
+  LED_PROGRAM_FIELDS,
   readConfig,
 } from '../../base/config.ts';
 import {
@@ -219,17 +220,9 @@ export const configSchema = z.strictObject({
       intervalSeconds: seconds(1, 30),
     })
     .prefault({}),
-  health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
   roles: rolesSchema,
   powerByDemand: powerByDemandSchema,
-  leaderElection: z
-    .strictObject({
-      leaseDurationSeconds: seconds(3, 9),
-      renewDeadlineSeconds: seconds(2, 6),
-      retryPeriodSeconds: seconds(0.2, 1),
-    })
-    .prefault({}),
-  logLevel: z.enum(['debug', 'info', 'warn', 'error']).default('info'),
+  ...LED_PROGRAM_FIELDS,
 });
 
 export type OperatorConfig = z.infer<typeof configSchema>;
