@@ -137,6 +137,8 @@ async function runWith(
       await untilReady(job, latest, held);
       await placeKeys(job, latest, keys, held);
       await using shell = await openShell(job, latest.vm, held);
+      // The connection needs the key no more. A command that is killed would leave it behind.
+      await rm(keyIn(folder), { force: true });
       return await runIn(shell, { flags, command, variables, terminal }, held);
     });
     if (code !== 0) {

@@ -1,5 +1,5 @@
 /** The day of a person with the command `berth`: a real terminal, sign-in, the ssh of this machine, a real guest and a registry. */
-import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
@@ -226,11 +226,15 @@ test(
 );
 
 test(
-  'run deletes its VM when a signal ends it; the operator does so when it is killed',
+  'run deletes its VM when a signal ends it; when it is killed, the operator does so, and no private key is left',
   async () => {
     const begun = ['sh', '-c', 'echo begun; sleep 600'];
     const ended = command.start(['vm', ...RUN, '--', ...begun]);
-    const killed = command.start(['vm', ...RUN, '--life', '20s', '--', ...begun]);
+    const left = join(folder, 'left');
+    await mkdir(left);
+    const killed = command.start(['vm', ...RUN, '--life', '20s', '--', ...begun], {
+      environment: { TMPDIR: left },
+    });
     for (const [name, text] of [
       ['one', 'echo one >word'],
       ['two', 'cat word; echo begun; sleep 600'],
@@ -245,6 +249,7 @@ test(
     const begins = (program: StartedProgram) => program.prints(/^begun$/m, TEST_MILLISECONDS / 2);
     await Promise.all([begins(ended), begins(killed), begins(script)]);
     killed.kill();
+    expect((await readdir(left, { recursive: true })).filter((name) => name.endsWith('key'))).toEqual([]);
     ended.interrupt('SIGHUP');
     script.interrupt('SIGTERM');
     expect(await ended.ended()).toMatchObject({ code: 129, stderr: 'error: Interrupted\n' });
