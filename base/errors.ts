@@ -14,6 +14,23 @@ export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
+/** A path with at least two parts. What follows a colon or a letter is no path, but part of an address or of a relative path. */
+const PATH = /(?<![\w:/.~-])(?:\/[^\s/'":,;()<>]+)+\/([^\s/'":,;()<>]+)/g;
+
+/**
+ * Returns the message of an error for tenants. Errors of the system and of programs name files of the host, and only the last part of their
+ * paths stays. The message of an error with a reason stays whole, unless one of its causes is such an error.
+ */
+export function messageWithoutPaths(error: unknown): string {
+  const message = messageOf(error);
+  return reasonOf(error) === undefined || comesFromHost(error) ? message.replaceAll(PATH, '$1') : message;
+}
+
+/** Reports whether the error or one of its causes is an error of the system or of a program. */
+function comesFromHost(error: unknown): boolean {
+  return error instanceof Error && (isOfSystem(error) || 'exitCode' in error || comesFromHost(error.cause));
+}
+
 /** Returns the code of an error of the operating system or of a module of Node.js, for example `ENOENT` or `Z_DATA_ERROR`. */
 export function codeOf(error: unknown): string | undefined {
   return error instanceof Error && 'code' in error && typeof error.code === 'string' ? error.code : undefined;

@@ -3,7 +3,7 @@ import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
-import { isMissing, isOfSystem, messageOf, undefinedIf } from '../../base/errors.ts';
+import { isMissing, isOfSystem, messageWithoutPaths, undefinedIf } from '../../base/errors.ts';
 import { keepReserve, writeWhole } from '../../base/files.ts';
 import { Serial } from '../../base/concurrency.ts';
 
@@ -36,7 +36,7 @@ export function describeFault(error: unknown): string {
   if (error instanceof z.ZodError) {
     return error.issues.map(({ path, message }) => `${path.join('.') || 'file'}: ${message}`).join('; ');
   }
-  return messageOf(error);
+  return messageWithoutPaths(error);
 }
 
 /** Reads a JSON file. Returns undefined if the file is missing. @throws UnreadableFileError when the file cannot be read. */

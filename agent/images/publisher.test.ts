@@ -83,7 +83,7 @@ describe('a disk in the folder of the image storage', () => {
   it('is not stored if the folder is missing, because the agent of a Pod without the mount would lose it', async () => {
     await rm(storageFolder, { recursive: true });
     await expect(store()).rejects.toThrow(
-      `${storageFolder} does not exist on this host: mount or create the folder of images.storageFolder`,
+      'This host does not have the folder of images.storageFolder: mount or create it',
     );
     expect(existsSync(storageFolder)).toBe(false);
   });

@@ -170,7 +170,8 @@ export class Publisher {
     if ((await unlessMissing(stat(folder))) === undefined) {
       throw new ReasonedError(
         'TaskFailed',
-        `${folder} does not exist on this host: mount or create the folder of images.storageFolder`,
+        'This host does not have the folder of images.storageFolder: mount or create it',
+        { cause: new Error(`${folder} does not exist`) },
       );
     }
     await chmod(folder, FOLDER_MODE);

@@ -128,7 +128,8 @@ describe('the image store', () => {
       await symlink(join(directory, 'outside.raw'), join(shared, 'link'));
       await symlink(directory, join(shared, 'folder'));
       const refused = ensure({ type: 'sharedFile', path: path() });
-      await expect(refused).rejects.toMatchObject({ reason: 'ImageNotFound' });
+      const message = `${path()} is not a file below a shared folder of this host`;
+      await expect(refused).rejects.toMatchObject({ reason: 'ImageNotFound', message });
     });
 
     it.each([
@@ -207,7 +208,7 @@ describe('the image store', () => {
     // The operator names only files that the storage has. So the fault is that of this host, and its VMs must not fail at once.
     it.each([
       ['does not know the folder', undefined, /no folder with this file.*images.storageFolder/],
-      ['has not mounted the folder', () => shared, /stored is not in the image storage.*mounted/],
+      ['has not mounted the folder', () => shared, /^stored is not in the image storage of this.*mounted/],
     ])('are asked for again on a host that %s', async (_, folder, message) => {
       const host = await open(true, { storageFolder: folder?.() });
       const missing = ensure({ type: 'storedFile', path: 'stored', sha256: '0'.repeat(64) }, host);

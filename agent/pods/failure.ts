@@ -13,7 +13,7 @@ import {
   waitAsked,
 } from '../../api/v1alpha1/reasons.ts';
 import { waitAfter } from '../../base/backoff.ts';
-import { messageOf } from '../../base/errors.ts';
+import { messageWithoutPaths } from '../../base/errors.ts';
 import type { Pod } from '../../kube/core.ts';
 import type {
   MachineDocument,
@@ -68,7 +68,7 @@ export interface FailedStep {
 
 export function consequenceOf(step: FailedStep): Consequence {
   const { kind, error, record, attempts } = step;
-  const message = messageOf(error);
+  const message = messageWithoutPaths(error);
   const retry: Consequence = {
     kind: 'retry',
     afterMilliseconds: waitAsked(
@@ -128,7 +128,7 @@ function afterRun(step: FailedStep, retry: Consequence): Consequence {
   if (reason === undefined || isOfHost(reason) || record.end?.how === 'HostLost') {
     return retry;
   }
-  const message = messageOf(error);
+  const message = messageWithoutPaths(error);
   if (desired !== undefined && desired.restartPolicy !== 'Never') {
     return { kind: 'end', end: { how: 'Crashed', message, at: now } };
   }
@@ -145,10 +145,10 @@ const DAMAGED_GRACE_MILLISECONDS = 30_000;
 
 /** Returns the failure of a machine whose record is unreadable. The agent ends such a machine, but does not remove the disk of a VM. */
 export function recordDamaged(
-  { path, message }: Pick<DamagedRecord, 'path' | 'message'>,
+  { message }: Pick<DamagedRecord, 'message'>,
   document: Readonly<MachineDocument>,
 ): MachineFailure {
-  return unusable(`The agent's record of this machine cannot be read (${path}: ${message})`, document);
+  return unusable(`The agent's record of this machine cannot be read (${message})`, document);
 }
 
 /**

@@ -3,6 +3,7 @@
  * call `changed` at the end.
  */
 import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
+import { messageWithoutPaths } from '../../base/errors.ts';
 import { soonest } from '../../base/time.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import { UnreadableFileError } from '../drivers/statefile.ts';
@@ -328,7 +329,7 @@ async function inspect(
     return await driverOf(host, record).inspect(folder, { isDiscarded: isDiscarded(wanted) });
   } catch (error) {
     if (error instanceof UnreadableFileError && (error.isDamaged || wanted.deletion !== undefined)) {
-      return { kind: 'unreadable', message: error.message };
+      return { kind: 'unreadable', message: messageWithoutPaths(error) };
     }
     throw error;
   }

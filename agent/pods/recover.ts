@@ -103,11 +103,11 @@ export async function adoptDamaged(host: PodHost, pods: readonly Readonly<Pod>[]
   // A Pod that continues the machine of an earlier Pod names that Pod. The machine has the uid of the earlier Pod.
   const byUid = new Map(pods.flatMap((pod) => uidsOf(pod).map((uid) => [uid, pod])));
   const found = await findMachines(host);
-  for (const { uid, path, message } of host.records.damaged) {
+  for (const { uid, message } of host.records.damaged) {
     const pod = byUid.get(uid);
     const identity = pod === undefined ? strayIdentity(uid) : identityOf(pod);
     const record = foundRecord(host, { uid, ...identity }, found);
-    const failure = pod === undefined ? undefined : recordDamaged({ path, message }, identity);
+    const failure = pod === undefined ? undefined : recordDamaged({ message }, identity);
     const automaticPorts = pod === undefined ? [] : portsInReport(host, record, pod);
     host.records.replaceDamaged({ ...record, failure, automaticPorts });
   }

@@ -3,7 +3,7 @@ import { Gauge, type Registry } from 'prom-client';
 import type { WantedSnapshot } from '../../api/v1alpha1/machine.ts';
 import { SNAPSHOT_LIMIT } from '../../api/v1alpha1/names.ts';
 import { type Reason, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
-import { messageOf } from '../../base/errors.ts';
+import { messageWithoutPaths } from '../../base/errors.ts';
 import { type DiskSnapshot, memoryWorkFolder } from '../drivers/driver.ts';
 import { driverOfVM } from '../drivers/hostdrivers.ts';
 import { type PodHost, tell, warn } from './host.ts';
@@ -53,7 +53,7 @@ export async function takeSnapshot(
     if (operation.abort.signal.aborted || !isLast(runtime, reason)) {
       throw error;
     }
-    const message = messageOf(error);
+    const message = messageWithoutPaths(error);
     host.records.update(record, { snapshots: [...known, { uid, failure: { reason, message } }] });
     warn(host, record, reason, 'Snapshot', `The snapshot ${name} was not taken: ${message}`);
   }

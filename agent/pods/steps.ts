@@ -5,7 +5,7 @@
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { describeSource, type MachineImageSource, registryReference } from '../../api/v1alpha1/source.ts';
 import { HOST_DISK_FULL, MACOS_DRIVER } from '../../api/v1alpha1/names.ts';
-import { messageOf } from '../../base/errors.ts';
+import { messageWithoutPaths } from '../../base/errors.ts';
 import { timestamp } from '../../base/time.ts';
 import { refOf } from '../../kube/objects.ts';
 import type { BaseImage } from '../disks/disk.ts';
@@ -257,7 +257,13 @@ async function suspend(
     await driverOfVM(host, record).suspend(folder);
   } catch (error) {
     // The VM stays Running, so no condition has this message.
-    warn(host, record, 'SuspendFailed', 'Suspend', `The machine was not suspended: ${messageOf(error)}`);
+    warn(
+      host,
+      record,
+      'SuspendFailed',
+      'Suspend',
+      `The machine was not suspended: ${messageWithoutPaths(error)}`,
+    );
     throw error;
   }
   // The stop counts only now, because a stop ends the emulators of the VM, with their data.

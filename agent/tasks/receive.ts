@@ -10,7 +10,7 @@ import { setImmediate } from 'node:timers/promises';
 import { classOf, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import { waitAfter } from '../../base/backoff.ts';
-import { messageOf } from '../../base/errors.ts';
+import { messageOf, messageWithoutPaths } from '../../base/errors.ts';
 import { sync } from '../../base/files.ts';
 import { pause } from '../../base/time.ts';
 import { unlessMissing } from '../disks/diskio.ts';
@@ -91,7 +91,9 @@ async function untilStored(
         throw error;
       }
       const wait = waitAfter(failures, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS);
-      log(`The file could not be stored: ${messageOf(error)}. The next attempt is in ${wait / 1000} s`);
+      log(
+        `The file could not be stored: ${messageWithoutPaths(error)}. The next attempt is in ${wait / 1000} s`,
+      );
       await pause(wait, signal);
     }
   }
@@ -289,7 +291,10 @@ export function answer(sender: Socket, error?: unknown): void {
   const failed: TransferAnswer =
     error === undefined
       ? {}
-      : { reason: reasonIn(error) ?? 'TaskFailed', message: messageOf(error).slice(0, MESSAGE_LENGTH) };
+      : {
+          reason: reasonIn(error) ?? 'TaskFailed',
+          message: messageWithoutPaths(error).slice(0, MESSAGE_LENGTH),
+        };
   // The agent must not close the connection here. Otherwise the API server could drop the answer before the sender has received it.
   sender.write(JSON.stringify(failed));
   sender.once('end', () => sender.end());

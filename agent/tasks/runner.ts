@@ -12,7 +12,7 @@ import { type Reason, reasonIn, retryAfterOf, waitAsked } from '../../api/v1alph
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../console/store.ts';
 import { TASK_LOG } from '../console/input.ts';
-import { messageOf } from '../../base/errors.ts';
+import { messageWithoutPaths } from '../../base/errors.ts';
 import { FairQueue } from '../disks/fairqueue.ts';
 import { timestamp } from '../../base/time.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
@@ -228,7 +228,7 @@ export class TaskRunner {
     error: unknown,
   ): void {
     const reason = reasonIn(error) ?? 'TaskFailed';
-    const message = messageOf(error);
+    const message = messageWithoutPaths(error);
     this.#options.logger.warn({ err: error, pod: running.key, task: task.type }, 'A task failed');
     if (this.#running.has(context.uid)) {
       context.log(`The task ${task.type} failed: ${reason}: ${message}`);

@@ -23,7 +23,7 @@ import { receive } from './receive.ts';
 import { type TaskContext, type TaskWork, tenantOf } from './runner.ts';
 import { ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import type { TransferHead } from '../../api/v1alpha1/transfer.ts';
-import { messageOf } from '../../base/errors.ts';
+import { messageWithoutPaths } from '../../base/errors.ts';
 import { convertToQcow2 } from '../disks/qemuimg.ts';
 
 /** Progress of a task in percent when its image is on the host. The rest of the progress is for the work with the image. */
@@ -439,7 +439,7 @@ export class Downloaders {
     }
     const head: TransferHead = {
       reason: reasonIn(error) ?? 'TaskFailed',
-      message: messageOf(error).slice(0, MESSAGE_LENGTH),
+      message: messageWithoutPaths(error).slice(0, MESSAGE_LENGTH),
     };
     caller.setTimeout(IDLE_MILLISECONDS, () => caller.destroy());
     caller.end(`${JSON.stringify(head)}\n`);

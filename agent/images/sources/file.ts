@@ -37,8 +37,13 @@ interface FilePlace {
   readonly memoryDigest?: string | undefined;
 }
 
-/** A regular file below one of the roots. */
+/**
+ * A regular file below one of the roots. Messages name it by its path below the root, because tenants read them, and must not learn the
+ * folders of the host.
+ */
 interface Found {
+  /** Path below the root, as in the request. */
+  path: string;
   /** Absolute path without links. */
   real: string;
   stats: BigIntStats;
@@ -233,7 +238,7 @@ async function withFile<T>(found: Found, work: (file: FileHandle) => Promise<T>)
     }
     // The handle closes only after its stalled read, which can take for ever. The next request first asks the file server.
     closing.catch(() => undefined);
-    const what = `${real} does not answer: check its file server`;
+    const what = `${found.path} does not answer: check its file server`;
     throw new ReasonedError('ImageFetchFailed', what, { cause: error });
   }
 }
@@ -264,8 +269,8 @@ async function openOrMissing(path: string, flags: number): Promise<FileHandle | 
  * Returns the error for a file that differs from the file that was found. Perhaps an administrator still copies the file. So the work is
  * tried again, which does not happen after `ImageInvalid`.
  */
-function changed({ real }: Found): ReasonedError {
-  return new ReasonedError('ImageFetchFailed', `${real} changed while it was read`);
+function changed({ path }: Found): ReasonedError {
+  return new ReasonedError('ImageFetchFailed', `${path} changed while it was read`);
 }
 
 /**
@@ -286,20 +291,24 @@ async function findBelowRoots({ path, roots, sha256 }: FilePlace, signal: AbortS
     const real = await readRealPath(join(root, path));
     const realRoot = await readRealPath(root);
     if (real !== undefined && realRoot !== undefined && isBelow(real, realRoot)) {
-      return { real, stats: await regularFile(real, path) };
+      return { path, real, stats: await regularFile(real, path) };
     }
   }
-  const folders = roots.join(' or ');
+  // Only the log of the agent has the cause.
+  const cause = new Error(`looked below ${roots.join(' and ')}`);
   if (sha256 !== undefined) {
     // Only files of the image storage have a digest. The operator names only files that the storage has, so this host is at fault.
     throw new ReasonedError(
       'ImageFetchFailed',
-      `${path} is not in the image storage ${folders} of this host: check that the folder is mounted`,
+      `${path} is not in the image storage of this host: check that the folder is mounted`,
+      { cause },
     );
   }
   // The message is the same for a missing file and for a file outside the roots. Thus no user learns whether a file outside the roots
   // exists.
-  throw new ReasonedError('ImageNotFound', `${path} is not a file below ${folders}`);
+  throw new ReasonedError('ImageNotFound', `${path} is not a file below a shared folder of this host`, {
+    cause,
+  });
 }
 
 async function regularFile(real: string, path: string): Promise<BigIntStats> {
@@ -354,7 +363,8 @@ export async function requireAnswer(folder: string, signal: AbortSignal): Promis
     if (error instanceof ProgramError && error.exceeded === 'time') {
       throw new ReasonedError(
         'ImageFetchFailed',
-        `The folder ${folder} does not answer: check its file server`,
+        'A folder with images of this host does not answer: check its file server',
+        { cause: new Error(`${folder} does not answer`) },
       );
     }
     // The caller's own work shows all other faults, for example a missing folder.

@@ -106,7 +106,7 @@ test(
     await symlink('/etc/hostname', join(world.shared, 'outside.qcow2'));
     for (const name of ['missing', 'outside']) {
       await world.makeImage(name, `${name}.qcow2`);
-      const message = new RegExp(`${name}\\.qcow2 is not a file below `);
+      const message = new RegExp(`${name}\\.qcow2 is not a file below a shared folder of this host`);
       await expectFailure(name, { image: name }, { reason: 'ImageNotFound', message });
     }
   },
