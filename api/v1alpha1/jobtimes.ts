@@ -10,6 +10,8 @@ import { count, timestamp } from './schema.ts';
 const number = count('A number of jobs, or a time in seconds.', Number.MAX_SAFE_INTEGER);
 
 const jobTimesSchema = z.object({
+  /** UID of the namespace. Another namespace with the same name, made after this one was deleted, has none of its times. */
+  namespaceUid: z.string().min(1).max(64),
   /** Time from which everything was measured. Earlier times are lost, because another process of the operator measured them. */
   begunAt: timestamp('Time from which the operator has measured.'),
   /**

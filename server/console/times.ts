@@ -27,8 +27,15 @@ export function addConsoleTimes(app: App, { own, config }: Services): void {
     const scope = namespace === undefined ? {} : { namespace };
     await own.rights.require(request.headers, { verb: 'list', resource: VMS.plural, ...scope });
     const documents = await stored.read();
-    const texts = namespace === undefined ? Object.values(documents) : [documents[namespace] ?? ''];
-    return { documents: texts.flatMap((text) => parseJobTimes(text) ?? []) };
+    const names = namespace === undefined ? Object.keys(documents) : [namespace];
+    return { documents: names.flatMap((name) => timesOf(name, documents[name] ?? '') ?? []) };
+  };
+  /** While no operator leads, the document of a deleted namespace stays, and another one can have got its name. */
+  const timesOf = (name: string, text: string): JobTimes | undefined => {
+    const times = parseJobTimes(text);
+    return times !== undefined && times.namespaceUid === own.watches.namespace(name)?.metadata.uid
+      ? times
+      : undefined;
   };
   const hidden = { hide: true, response: { 200: z.any() } } as const;
   app.get(TIMES_PATH, { exposeHeadRoute: false, schema: hidden }, async (request) => await answer(request));

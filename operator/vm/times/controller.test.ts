@@ -13,6 +13,7 @@ import { enqueueJobTimes, JobTimesReconciler } from './controller.ts';
 
 const NOW = Date.parse('2026-11-30T12:00:00Z');
 const EARLIER: JobTimes = {
+  namespaceUid: 'uid of shop',
   begunAt: timestamp(NOW - 3_600_000),
   entries: [[NOW / JOB_TIMES_MILLISECONDS - 1, 1, 4, 4, 0, 0, 0]],
 };
@@ -42,7 +43,8 @@ function lead(namespaces: readonly string[], stored: Readonly<Record<string, Job
     },
   };
   const warn = vi.fn<() => void>();
-  const get = (name: string) => (namespaces.includes(name) ? { metadata: { name } } : undefined);
+  const get = (name: string) =>
+    namespaces.includes(name) ? { metadata: { name, uid: `uid of ${name}` } } : undefined;
   const times = new JobTimesReconciler({
     client: client as unknown as KubeClient,
     config: parseConfig({}, 'test'),
@@ -66,7 +68,7 @@ function lead(namespaces: readonly string[], stored: Readonly<Record<string, Job
 it('stores at the start of leading since when it measures, also if no job ends', async () => {
   const { times, stored } = lead(['shop'], { shop: EARLIER });
   await vi.advanceTimersByTimeAsync(1_000);
-  expect(stored('shop')).toEqual({ begunAt: timestamp(NOW), entries: EARLIER.entries });
+  expect(stored('shop')).toEqual({ ...EARLIER, begunAt: timestamp(NOW) });
   await vi.advanceTimersByTimeAsync(600_000);
   times.add('shop', 'ran', 60);
   await vi.advanceTimersByTimeAsync(10_000);
@@ -80,6 +82,15 @@ it('keeps no times of a namespace that was deleted', async () => {
   times.add('gone', 'ran', 60);
   await vi.advanceTimersByTimeAsync(120_000);
   expect(stored('gone')).toBeUndefined();
+});
+
+it('gives a namespace none of the times of another one that had its name before', async () => {
+  const { times, stored } = lead(['shop'], { shop: { ...EARLIER, namespaceUid: 'uid of an earlier shop' } });
+  await vi.advanceTimersByTimeAsync(1_000);
+  expect(stored('shop')).toBeUndefined();
+  times.add('shop', 'ran', 60);
+  await vi.advanceTimersByTimeAsync(120_000);
+  expect(stored('shop')).toMatchObject({ namespaceUid: 'uid of shop', entries: { length: 1 } });
 });
 
 it('warns once of namespaces for which there is no place, and again after one has gone', () => {

@@ -46,10 +46,11 @@ export class JobTimesReconciler {
   add(namespace: string, measure: Measure, seconds: number): void {
     const { clock, isLeader, logger } = this.#options;
     // The last change of a VM can come after that of its namespace.
-    if (!isLeader() || !this.#exists(namespace)) {
+    const uid = this.#uidOf(namespace);
+    if (!isLeader() || uid === undefined) {
       return;
     }
-    const isKept = this.#ring.add(namespace, measure, seconds, clock());
+    const isKept = this.#ring.add({ name: namespace, uid }, measure, seconds, clock());
     if (!isKept && !this.#isFull) {
       this.#isFull = true;
       logger.warn(
@@ -85,7 +86,7 @@ export class JobTimesReconciler {
     const ref = { namespace: config.namespaces.system, name: JOB_TIMES };
     if (!this.#isRestored) {
       const documents = await readData(client, ref);
-      this.#ring.restore(documents, clock(), (namespace) => this.#exists(namespace));
+      this.#ring.restore(documents, clock(), (namespace) => this.#uidOf(namespace));
       this.#isRestored = true;
     }
     if (!this.#ring.hasChanges) {
@@ -102,8 +103,8 @@ export class JobTimesReconciler {
     return undefined;
   }
 
-  #exists(namespace: string): boolean {
-    return this.#options.namespaces.cache.get(namespace) !== undefined;
+  #uidOf(namespace: string): string | undefined {
+    return this.#options.namespaces.cache.get(namespace)?.metadata.uid;
   }
 }
 

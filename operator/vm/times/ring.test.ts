@@ -8,6 +8,10 @@ const MINUTE = 60_000;
 const DAY = 1_440 * MINUTE;
 const NOW = Date.parse('2026-11-30T12:00:00Z');
 
+function id(name: string) {
+  return { name, uid: `uid of ${name}`.slice(0, 36) };
+}
+
 async function stored(ring: JobTimesRing, now: number): Promise<Record<string, string | null>> {
   let last: Readonly<Record<string, string | null>> = {};
   await ring.storeChanges(now, async (documents) => {
@@ -27,12 +31,13 @@ function parse(text: string | null | undefined) {
 
 it('keeps count, sum and longest of the waits and runs of each five minutes', async () => {
   const ring = new JobTimesRing();
-  ring.add('shop', 'waited', 2.4, NOW);
-  ring.add('shop', 'waited', 60, NOW + MINUTE);
-  ring.add('shop', 'ran', 600, NOW + 6 * MINUTE);
+  ring.add(id('shop'), 'waited', 2.4, NOW);
+  ring.add(id('shop'), 'waited', 60, NOW + MINUTE);
+  ring.add(id('shop'), 'ran', 600, NOW + 6 * MINUTE);
   const index = NOW / (5 * MINUTE);
   const { shop } = await stored(ring, NOW + 6 * MINUTE);
   expect(parse(shop)).toEqual({
+    namespaceUid: 'uid of shop',
     begunAt: '2026-11-30T12:00:00Z',
     entries: [
       [index, 2, 62, 60, 0, 0, 0],
@@ -43,13 +48,13 @@ it('keeps count, sum and longest of the waits and runs of each five minutes', as
 
 it('stores what has changed, again if the store failed, and null for what is over', async () => {
   const ring = new JobTimesRing();
-  ring.add('shop', 'waited', 1, NOW);
-  ring.add('team', 'waited', 1, NOW + DAY - MINUTE);
+  ring.add(id('shop'), 'waited', 1, NOW);
+  ring.add(id('team'), 'waited', 1, NOW + DAY - MINUTE);
   const failure = ring.storeChanges(NOW, async () => await Promise.reject(new Error('away')));
   await expect(failure).rejects.toThrow('away');
   expect(Object.keys(await stored(ring, NOW)).toSorted()).toEqual(['shop', 'team']);
   expect(ring.hasChanges).toBe(false);
-  ring.add('team', 'ran', 1, NOW + DAY);
+  ring.add(id('team'), 'ran', 1, NOW + DAY);
   expect(await stored(ring, NOW + DAY)).toMatchObject({ shop: null, team: expect.any(String) });
   ring.forget('team');
   expect(await stored(ring, NOW + DAY)).toEqual({ team: null });
@@ -57,13 +62,13 @@ it('stores what has changed, again if the store failed, and null for what is ove
 
 it('continues the times of an earlier process, and tells when it began itself', async () => {
   const first = new JobTimesRing();
-  first.add('shop', 'waited', 10, NOW);
-  first.add('old', 'waited', 10, NOW - 2 * DAY);
-  first.add('shop', 'waited', 20, NOW + 20 * MINUTE);
+  first.add(id('shop'), 'waited', 10, NOW);
+  first.add(id('old'), 'waited', 10, NOW - 2 * DAY);
+  first.add(id('shop'), 'waited', 20, NOW + 20 * MINUTE);
   const second = new JobTimesRing();
   const documents = (await stored(first, NOW)) as Record<string, string>;
-  second.restore({ ...documents, broken: '{"entries": 1}' }, NOW + 22 * MINUTE, () => true);
-  second.add('shop', 'waited', 30, NOW + 23 * MINUTE);
+  second.restore({ ...documents, broken: '{"entries": 1}' }, NOW + 22 * MINUTE, (name) => id(name).uid);
+  second.add(id('shop'), 'waited', 30, NOW + 23 * MINUTE);
   const { shop, broken } = await stored(second, NOW + 23 * MINUTE);
   expect(broken).toBeNull();
   expect(parse(shop)).toMatchObject({
@@ -85,7 +90,7 @@ it('stays small and readable, whatever it measures and however the clock moves',
   await fc.assert(
     fc.asyncProperty(fc.array(time, { maxLength: 400 }), async (times) => {
       const ring = new JobTimesRing();
-      times.forEach(({ namespace, measure, seconds, at }) => ring.add(namespace, measure, seconds, at));
+      times.forEach(({ namespace, measure, seconds, at }) => ring.add(id(namespace), measure, seconds, at));
       const kept = Object.values(await stored(ring, NOW)).filter((text) => text !== null);
       expect(kept.length).toBeLessThanOrEqual(JOB_TIMES_NAMESPACES);
       kept.forEach((text) => expect(parse(text).entries.length).toBeLessThanOrEqual(JOB_TIMES_LIMIT));
@@ -98,9 +103,9 @@ it('needs less than 1 MiB for as many busy namespaces as it keeps', async () => 
   const namespaces = Array.from({ length: JOB_TIMES_NAMESPACES + 1 }, (_, number) => `platform-${number}`);
   for (let slice = 0; slice < JOB_TIMES_LIMIT; slice += 1) {
     for (const namespace of namespaces) {
-      const isKept = ring.add(namespace, 'ran', 40_000_000, NOW + slice * 5 * MINUTE);
+      const isKept = ring.add(id(namespace), 'ran', 40_000_000, NOW + slice * 5 * MINUTE);
       expect(isKept).toBe(namespace !== namespaces.at(-1));
-      ring.add(namespace, 'waited', 40_000_000, NOW + slice * 5 * MINUTE);
+      ring.add(id(namespace), 'waited', 40_000_000, NOW + slice * 5 * MINUTE);
     }
   }
   const text = JSON.stringify(await stored(ring, NOW + DAY - 5 * MINUTE));

@@ -13,11 +13,22 @@ export type Measure = 'waited' | 'ran';
 /** Longest time that is kept, in seconds: a year. A clock that was set can make any time. */
 const LONGEST_SECONDS = 365 * 86_400;
 
+/** A namespace. Another one can get its name after its deletion. */
+export interface NamespaceId {
+  readonly name: string;
+  readonly uid: string;
+}
+
 /** Entries by their five minutes since 1970. */
 type Entries = Map<number, JobTimesEntry>;
 
+interface NamespaceTimes {
+  readonly uid: string;
+  readonly entries: Entries;
+}
+
 export class JobTimesRing {
-  readonly #namespaces = new Map<string, Entries>();
+  readonly #namespaces = new Map<string, NamespaceTimes>();
   /** Namespaces whose document has changed since it was taken. */
   readonly #changed = new Set<string>();
   #begunAt: number | undefined;
@@ -26,42 +37,54 @@ export class JobTimesRing {
    * Adds a time in seconds. `now` is in milliseconds since the epoch. Returns false if there are already {@link JOB_TIMES_NAMESPACES} other
    * namespaces, so that the time is not kept.
    */
-  add(namespace: string, measure: Measure, seconds: number, now: number): boolean {
+  add(namespace: NamespaceId, measure: Measure, seconds: number, now: number): boolean {
     this.#begunAt ??= now;
-    const entries = this.#namespaces.get(namespace) ?? new Map<number, JobTimesEntry>();
-    if (entries.size === 0 && this.#namespaces.size >= JOB_TIMES_NAMESPACES) {
+    const entries = this.#entriesOf(namespace);
+    if (entries === undefined) {
       return false;
     }
-    this.#namespaces.set(namespace, entries);
     const index = Math.floor(now / JOB_TIMES_MILLISECONDS);
     const whole = Math.round(Math.min(Math.max(seconds || 0, 0), LONGEST_SECONDS));
     const entry: JobTimesEntry =
       measure === 'waited' ? [index, 1, whole, whole, 0, 0, 0] : [index, 0, 0, 0, 1, whole, whole];
     entries.set(index, merged(entries.get(index), entry));
-    this.#changed.add(namespace);
+    this.#changed.add(namespace.name);
     return true;
+  }
+
+  /** Returns the entries of the namespace. The result is undefined if there are already {@link JOB_TIMES_NAMESPACES} other namespaces. */
+  #entriesOf({ name, uid }: NamespaceId): Entries | undefined {
+    const known = this.#namespaces.get(name);
+    if (known?.uid === uid) {
+      return known.entries;
+    }
+    if (known === undefined && this.#namespaces.size >= JOB_TIMES_NAMESPACES) {
+      return undefined;
+    }
+    const times = { uid, entries: new Map<number, JobTimesEntry>() };
+    this.#namespaces.set(name, times);
+    return times.entries;
   }
 
   /**
    * Takes the times of the last 24 hours that an earlier process has stored. Jobs that ended between
    * the two are in neither, so each document tells since when this process has measured. A document that cannot be read is dropped, and so
-   * is that of a namespace which was deleted meanwhile.
+   * is that of a namespace which was deleted meanwhile. `uidOf` returns the UID of the namespace that has the name now.
    */
   restore(
     documents: Readonly<Record<string, string>>,
     now: number,
-    exists: (namespace: string) => boolean,
+    uidOf: (namespace: string) => string | undefined,
   ): void {
     this.#begunAt ??= now;
-    for (const [namespace, text] of Object.entries(documents)) {
-      const entries = exists(namespace) ? (parseJobTimes(text)?.entries ?? []) : [];
-      const own = this.#namespaces.get(namespace) ?? new Map<number, JobTimesEntry>();
+    for (const [name, text] of Object.entries(documents)) {
       // All are written again, those without a place as null.
-      const hasPlace = own.size > 0 || this.#namespaces.size < JOB_TIMES_NAMESPACES;
-      this.#changed.add(namespace);
-      if (hasPlace) {
-        this.#namespaces.set(namespace, own);
-        entries.forEach((entry) => own.set(entry[0], merged(own.get(entry[0]), entry)));
+      this.#changed.add(name);
+      const uid = uidOf(name);
+      const document = parseJobTimes(text);
+      if (uid !== undefined && document?.namespaceUid === uid) {
+        const own = this.#entriesOf({ name, uid });
+        document.entries.forEach((entry) => own?.set(entry[0], merged(own.get(entry[0]), entry)));
       }
     }
     this.#drop(now);
@@ -82,7 +105,7 @@ export class JobTimesRing {
   /** Drops entries that are older than 24 hours, and namespaces without any. */
   #drop(now: number): void {
     const first = Math.floor(now / JOB_TIMES_MILLISECONDS) - JOB_TIMES_LIMIT + 1;
-    for (const [namespace, entries] of this.#namespaces) {
+    for (const [namespace, { entries }] of this.#namespaces) {
       for (const index of [...entries.keys()].filter((one) => one < first)) {
         entries.delete(index);
       }
@@ -105,11 +128,8 @@ export class JobTimesRing {
     const taken = [...this.#changed];
     this.#changed.clear();
     const documents = taken.map((namespace) => {
-      const entries = this.#namespaces.get(namespace);
-      return [
-        namespace,
-        entries === undefined ? null : JSON.stringify(this.#document(entries, now)),
-      ] as const;
+      const times = this.#namespaces.get(namespace);
+      return [namespace, times === undefined ? null : JSON.stringify(this.#document(times, now))] as const;
     });
     try {
       await store(Object.fromEntries(documents));
@@ -119,10 +139,10 @@ export class JobTimesRing {
     }
   }
 
-  #document(entries: Entries, now: number): JobTimes {
+  #document({ uid, entries }: NamespaceTimes, now: number): JobTimes {
     // A clock that was set back leaves entries of the future, so the newest by their place count.
     const sorted = [...entries.values()].toSorted(([one], [other]) => one - other).slice(-JOB_TIMES_LIMIT);
-    return { begunAt: timestamp(this.#begunAt ?? now), entries: sorted };
+    return { namespaceUid: uid, begunAt: timestamp(this.#begunAt ?? now), entries: sorted };
   }
 }
 
