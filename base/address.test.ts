@@ -1,6 +1,6 @@
 import * as fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { canonicalAddress } from './address.ts';
+import { canonicalAddress, sourceOf } from './address.ts';
 
 it.each([
   ['192.0.2.1', '192.0.2.1'],
@@ -34,4 +34,16 @@ it('every notation of an IPv6 address has the same form, and the form has itself
       expect(canonicalAddress(form ?? '')).toBe(form);
     }),
   );
+});
+
+it.each([
+  ['::1', '::/64'],
+  ['2001:db8::', '2001:db8::/64'],
+  ['2001:db8::1:0:0:1', '2001:db8::/64'],
+  ['2001:db8:0:1::1', '2001:db8:0:1::/64'],
+  ['::1.2.3.4', '::/64'],
+  ['64:ff9b::1.2.3.4', '64:ff9b::/64'],
+  ['192.0.2.1', '192.0.2.1'],
+])('the source of %s is %s', (address, expected) => {
+  expect(sourceOf(address)).toBe(expected);
 });

@@ -6,7 +6,7 @@ import { dirname, join } from 'node:path';
 import type { FastifyReply, RouteShorthandOptions } from 'fastify';
 import type { App } from './http/app.ts';
 import { limitReading } from './http/answers.ts';
-import { StatusError } from './http/errors.ts';
+import { SourcePlaces } from './http/places.ts';
 
 /** Path of the page. The path of the OpenAPI document is `json` below this path. */
 const PAGE_PATH = '/api/v1/swagger';
@@ -51,29 +51,22 @@ function secured(reply: FastifyReply, type: string): FastifyReply {
   return reply.headers(HEADERS).type(type);
 }
 
-/** Largest number of answers at the same time. A browser loads three files for the page. */
+/** Largest number of answers at the same time. A browser loads three files for a page, and needs their places only for moments. */
 const DOWNLOADS = 32;
-/**
- * Largest number of answers for one address at the same time. It is a quarter of all, so that a stranger who reads slowly leaves places for
- * others. Two browsers fit, and a browser that reads at once needs its places only for moments.
- */
-const ADDRESS_DOWNLOADS = DOWNLOADS / 4;
 /** Time limit of one answer in milliseconds. The largest file has 1.7 MB, which a client with 0.5 Mbit/s gets in this time. */
 const DOWNLOAD_MILLISECONDS = 30_000;
 
+/** Answers under way whose clients nobody knows. Each keeps a file in memory until its client has read it. */
 export class FileDownloads {
-  /** Answers under way, with the addresses of their clients. The address of a closed connection is undefined. */
-  readonly #open = new Map<ServerResponse, string | undefined>();
+  readonly #places = new SourcePlaces(DOWNLOADS);
 
-  /** Counts an answer until it is sent or its connection is closed. @throws StatusError 503 when too many answers are under way. */
+  /**
+   * Counts an answer until it is sent or its connection is closed. If too many are under way, this one displaces another one, whose
+   * connection is closed.
+   */
   begin(response: ServerResponse): void {
-    const address = response.socket?.remoteAddress;
-    const neighbours = [...this.#open.values()].filter((one) => one !== undefined && one === address);
-    if (this.#open.size >= DOWNLOADS || neighbours.length >= ADDRESS_DOWNLOADS) {
-      throw new StatusError(503, 'Too many clients load this page. Try again later');
-    }
-    this.#open.set(response, address);
-    limitReading(response, DOWNLOAD_MILLISECONDS, () => this.#open.delete(response));
+    const release = this.#places.take(response.socket, () => response.destroy());
+    limitReading(response, DOWNLOAD_MILLISECONDS, release);
   }
 }
 

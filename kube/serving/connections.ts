@@ -5,21 +5,23 @@
 import type { Server } from 'node:http';
 import type { Server as HttpsServer } from 'node:https';
 import type { Socket } from 'node:net';
+import { peerAddress, sourceOf } from '../../base/address.ts';
 import { HttpError } from './httperror.ts';
 
 /**
- * Share of the connections that one caller can have, and share that the strangers of one address can have. The address of a proxy has many
+ * Share of the connections that one caller can have, and share that the strangers of one source can have. The address of a proxy has many
  * callers, so the share of strangers is large. They stay strangers only until their first allowed request.
  */
 const CALLER_SHARE = 3 / 4;
-const ADDRESS_SHARE = 1 / 2;
+const SOURCE_SHARE = 1 / 2;
 
 /** Names of service accounts, up to the name of their namespace. */
 const SERVICE_ACCOUNT = /^system:serviceaccount:([^:]+):/;
 
 interface Connection {
   readonly socket: Socket;
-  readonly address: string;
+  /** IPv4 address of the client, or /64 network of its IPv6 address. */
+  readonly source: string;
   /** Caller of the connection. It is undefined as long as the connection has shown no allowed caller. */
   caller: string | undefined;
 }
@@ -37,20 +39,21 @@ class ConnectionLimits {
   }
 
   add(socket: Socket): void {
-    const { remoteAddress: address } = socket;
+    const address = peerAddress(socket);
     if (address === undefined) {
       // The client has closed the connection already.
       socket.destroy();
       return;
     }
     const key = keyOf(socket);
-    const connection = { socket, address, caller: undefined };
+    const source = sourceOf(address);
+    const connection = { socket, source, caller: undefined };
     this.#open.set(key, connection);
     socket.once('close', () => this.#remove(key, connection));
     const strangers = [...this.#open.values()].filter(({ caller }) => caller === undefined);
-    const neighbours = strangers.filter((one) => one.address === address);
+    const neighbours = strangers.filter((one) => one.source === source);
     const excess = this.#open.size > this.#limit ? strangers[0] : undefined;
-    this.#displace(neighbours.length > this.#limit * ADDRESS_SHARE ? neighbours[0] : excess);
+    this.#displace(neighbours.length > this.#limit * SOURCE_SHARE ? neighbours[0] : excess);
   }
 
   /** @throws HttpError 429 when the caller has too many connections. */

@@ -62,15 +62,15 @@ export function addConsolePage(app: App): void {
         .headers(PAGE_HEADERS)
         .type(type)
         .header('cache-control', `max-age=${KEEP_SECONDS}`)
-        .send(bundled.texts[file as File]);
+        .send(bundled.contents[file as File]);
     });
   }
 }
 
-type Texts = Readonly<Record<File, string>>;
+type Contents = Readonly<Record<File, Buffer>>;
 
 interface Bundle {
-  readonly texts: Texts;
+  readonly contents: Contents;
   /** HTML of the page. It is made once, because clients without a token can request it often. */
   readonly html: string;
 }
@@ -78,7 +78,7 @@ interface Bundle {
 /** Reads the files of the bundle, and makes the HTML. @throws StatusError 501 when nobody has made the bundle. */
 async function readBundle(): Promise<Bundle> {
   const names = Object.keys(FILES) as File[];
-  const reads = names.map(async (file) => await readFile(join(FOLDER, file), 'utf8'));
+  const reads = names.map(async (file) => await readFile(join(FOLDER, file)));
   const found = await undefinedIf(isMissing, Promise.all(reads));
   if (found === undefined) {
     throw new StatusError(
@@ -86,14 +86,14 @@ async function readBundle(): Promise<Bundle> {
       'The files of the console are missing here. The command make bundle makes them',
     );
   }
-  const texts = Object.fromEntries(names.map((file, index) => [file, found[index]])) as Texts;
-  return { texts, html: pageHTML(texts) };
+  const contents = Object.fromEntries(names.map((file, index) => [file, found[index]])) as Contents;
+  return { contents, html: pageHTML(contents) };
 }
 
 /** Returns the HTML. The addresses of the files contain their digests, so that a browser never mixes files of two releases. */
-function pageHTML(texts: Texts): string {
+function pageHTML(contents: Contents): string {
   const address = (file: File) =>
-    `${CONSOLE_PATH}${file}?v=${createHash('sha256').update(texts[file]).digest('hex').slice(0, 16)}`;
+    `${CONSOLE_PATH}${file}?v=${createHash('sha256').update(contents[file]).digest('hex').slice(0, 16)}`;
   return `<!doctype html>
 <html lang="en">
   <head>

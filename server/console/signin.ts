@@ -2,16 +2,17 @@
  * Sign-in of people who use the console, at the identity provider of the cluster: by code with PKCE. The server asks the provider for the
  * token, because the page sends requests to no other server than its own. It keeps nothing of a sign-in.
  */
-import type { FastifyReply } from 'fastify';
+import { addAbortListener } from 'node:events';
+import type { Socket } from 'node:net';
 import PQueue from 'p-queue';
 import * as z from 'zod';
 import { openProvider, type OpenIDProvider } from '../../actions/identityprovider.ts';
 import { messageOf } from '../../base/errors.ts';
 import { type Fetch, fetchWithLimits } from '../../base/fetch.ts';
 import { Proxies } from '../../base/proxy.ts';
-import { FileDownloads } from '../documentation.ts';
 import type { App } from '../http/app.ts';
 import { StatusError } from '../http/errors.ts';
+import { SourcePlaces } from '../http/places.ts';
 import type { Services } from '../services.ts';
 
 const SIGN_IN_PATH = '/console/sign-in';
@@ -26,6 +27,10 @@ const ANSWER_MILLISECONDS = 10_000;
  * the provider could otherwise refuse this server because of too many requests.
  */
 const EXCHANGES_PER_SECOND = 5;
+/** Largest number of codes that wait or are asked for at the same time. The last of them waits for about six seconds. */
+const EXCHANGES = 32;
+/** Time limit in milliseconds of one code, with its wait. The page waits 30 s. */
+const EXCHANGE_MILLISECONDS = 20_000;
 /** Largest number of characters of the provider's text in a message. */
 const MESSAGE_CHARACTERS = 300;
 
@@ -47,9 +52,8 @@ export function addSignIn(app: App, { config: { cluster } }: Pick<Services, 'con
   const { issuer, clientID } = cluster;
   const scope = [...new Set(['openid', ...cluster.scopes])].join(' ');
   const provider = issuer === undefined ? undefined : new KnownProvider(issuer, clientID);
-  const exchanges = new PQueue({ intervalCap: EXCHANGES_PER_SECOND, interval: 1_000 });
-  const lookHandler = placeIn(new FileDownloads());
-  app.get(SIGN_IN_PATH, { exposeHeadRoute: false, schema: open, preHandler: lookHandler }, async () => {
+  const exchanges = new Exchanges();
+  app.get(SIGN_IN_PATH, { exposeHeadRoute: false, schema: open }, async () => {
     if (provider === undefined) {
       return {};
     }
@@ -58,41 +62,61 @@ export function addSignIn(app: App, { config: { cluster } }: Pick<Services, 'con
   });
   app.post(
     SIGN_IN_PATH,
-    // A place is taken when the body has arrived. So a body that never arrives takes none.
-    {
-      schema: { ...open, body: exchangeBody },
-      config: { right: 'none' },
-      preHandler: placeIn(new FileDownloads()),
-    },
-    async ({ body: { address, verifier, state, nonce } }) => {
+    { schema: { ...open, body: exchangeBody }, config: { right: 'none' } },
+    async ({ socket, end, body: { address, verifier, state, nonce } }) => {
       if (provider === undefined) {
         throw new StatusError(404, 'This cluster has no identity provider');
       }
-      const { oidc, configuration } = await provider.get();
-      try {
-        const { id_token: token } = await exchanges.add(
-          async () =>
-            await oidc.authorizationCodeGrant(configuration, new URL(address), {
-              pkceCodeVerifier: verifier,
-              expectedState: state,
-              expectedNonce: nonce,
-              idTokenExpected: true,
-            }),
-        );
+      return await exchanges.run({ socket, gone: end?.signal }, async () => {
+        const { oidc, configuration } = await provider.get();
+        const { id_token: token } = await oidc.authorizationCodeGrant(configuration, new URL(address), {
+          pkceCodeVerifier: verifier,
+          expectedState: state,
+          expectedNonce: nonce,
+          idTokenExpected: true,
+        });
         return { token };
-      } catch (error) {
-        throw refusalOf(error);
-      }
+      });
     },
   );
 }
 
-/** Returns a handler that counts an answer among `answers` until it is sent. */
-function placeIn(answers: FileDownloads) {
-  return (_request: unknown, { raw }: FastifyReply, next: () => void) => {
-    answers.begin(raw);
-    next();
-  };
+const LATE = new StatusError(
+  503,
+  `The sign-in took longer than ${EXCHANGE_MILLISECONDS / 1_000} s. The identity provider is slow, or too many people sign in. Sign in again`,
+);
+const DISPLACED = new StatusError(503, 'Too many people sign in at the same time. Sign in again');
+
+/** Who waits for an exchange. */
+interface ExchangeCaller {
+  readonly socket: Pick<Socket, 'remoteAddress'>;
+  /** Signal that aborts when the client has closed the connection. */
+  readonly gone: AbortSignal | undefined;
+}
+
+/** Exchanges of codes for tokens. A code that waits too long, or whose place another source needs, gets a refusal at once. */
+export class Exchanges {
+  readonly #queue = new PQueue({ intervalCap: EXCHANGES_PER_SECOND, interval: 1_000 });
+  readonly #places = new SourcePlaces(EXCHANGES);
+
+  /**
+   * Runs the exchange when it is its turn. @throws StatusError 503 when it takes too long or its place is needed, 400 or 502 when the
+   * provider refuses or gives no answer, 408 when the client is gone.
+   */
+  async run<T>({ socket, gone }: ExchangeCaller, exchange: () => Promise<T>): Promise<T> {
+    const end = new AbortController();
+    const late = setTimeout(() => end.abort(LATE), EXCHANGE_MILLISECONDS);
+    using _listener = gone && addAbortListener(gone, () => end.abort(gone.reason));
+    const release = this.#places.take(socket, () => end.abort(DISPLACED));
+    try {
+      return await this.#queue.add(exchange, { signal: end.signal });
+    } catch (error) {
+      throw error instanceof StatusError ? error : refusalOf(error);
+    } finally {
+      clearTimeout(late);
+      release();
+    }
+  }
 }
 
 /** The provider with its addresses, which are read when somebody needs them, and again from time to time. */

@@ -1,11 +1,8 @@
 /** Finds the source of a request. Failed sign-ins are counted by source. */
 import type { IncomingMessage } from 'node:http';
 import { BlockList, isIP } from 'node:net';
-import { canonicalAddress } from '../../base/address.ts';
+import { canonicalAddress, peerAddress, sourceOf } from '../../base/address.ts';
 
-/** Groups of an IPv6 address, and those of its first 64 bits. One customer of a provider has all addresses with the same first 64 bits. */
-const GROUPS = 8;
-const NETWORK_GROUPS = 4;
 /** Longest item of the header that is read: an address in brackets, with a port. */
 const ITEM_LENGTH = 64;
 
@@ -26,7 +23,7 @@ export class RequestSources {
    * connection is already closed.
    */
   of({ socket, headers }: Pick<IncomingMessage, 'socket' | 'headers'>): string | undefined {
-    const peer = canonicalAddress(socket.remoteAddress?.split('%')[0] ?? '');
+    const peer = peerAddress(socket);
     return peer === undefined ? undefined : sourceOf(this.#lastUntrusted(peer, headers['x-forwarded-for']));
   }
 
@@ -52,25 +49,6 @@ function parseAddress(item: string): string | undefined {
   const [, bracketed] = /^\[(.*)\](?::\d+)?$/.exec(text) ?? [];
   const [, withPort] = /^([\d.]+):\d+$/.exec(text) ?? [];
   return canonicalAddress(bracketed ?? withPort ?? text);
-}
-
-/** Returns the source of an address in its canonical form. */
-export function sourceOf(address: string): string {
-  if (isIP(address) === 4) {
-    return address;
-  }
-  const [before = [], after = []] = address.split('::').map(groupsOf);
-  const zeros = Array.from({ length: GROUPS - before.length - after.length }, () => '0');
-  const network = [...before, ...zeros, ...after].slice(0, NETWORK_GROUPS);
-  return `${canonicalAddress(`${network.join(':')}::`)}/64`;
-}
-
-/** Returns the groups of a part of an IPv6 address. An IPv4 address at the end is in the last 64 bits, whose values do not count. */
-function groupsOf(part: string): string[] {
-  return part
-    .replace(/[\d.]+\.\d+$/, '0:0')
-    .split(':')
-    .filter(Boolean);
 }
 
 function familyOf(address: string): 'ipv4' | 'ipv6' {
