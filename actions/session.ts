@@ -5,15 +5,13 @@
 import type { Readable } from 'node:stream';
 import { MACHINE_CONTAINER, SCREENSHOT_BYTES, SCREENSHOT_COMMAND } from '../api/v1alpha1/names.ts';
 import { type JsonLimits, parseJson } from '../base/json.ts';
-import { type Channels, COMMAND_PROTOCOL } from '../kube/channels.ts';
+import { COMMAND_CHANNEL, COMMAND_PROTOCOL } from '../kube/channelprotocol.ts';
+import type { Channels } from '../kube/channels.ts';
 import { PODS } from '../kube/core.ts';
 import { ApiError, isNotFound } from '../kube/errors.ts';
 import { pathOf } from '../kube/objects.ts';
 import type { Transport } from '../kube/transport.ts';
 import { ActionError } from './error.ts';
-
-/** Numbers of the channels of a session. */
-export const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, status: 3, size: 4 } as const;
 
 /** `metav1.Status`, which the host sends at the end of a session. */
 export interface SessionStatus {
@@ -86,17 +84,17 @@ export async function takePicture(
   const query = { command: SCREENSHOT_COMMAND, stdin: 'false', stdout: 'true', stderr: 'true', tty: 'false' };
   const parameters = new URLSearchParams({ container: MACHINE_CONTAINER, ...query });
   const path = `${pathOf(PODS, vm, 'exec')}?${parameters.toString()}`;
-  const numbers = [CHANNEL.stdout, CHANNEL.stderr, CHANNEL.status];
+  const numbers = [COMMAND_CHANNEL.stdout, COMMAND_CHANNEL.stderr, COMMAND_CHANNEL.status];
   let channels: Channels;
   try {
     channels = await watches.channels({ path, protocol: COMMAND_PROTOCOL, numbers, signal });
   } catch (error) {
     throw refusalOf(error, vm.name);
   }
-  channels.channel(CHANNEL.stderr).resume();
+  channels.channel(COMMAND_CHANNEL.stderr).resume();
   const [picture, text] = await Promise.all([
     readPicture(channels),
-    readMessage(channels.channel(CHANNEL.status)),
+    readMessage(channels.channel(COMMAND_CHANNEL.status)),
     channels.ended,
   ]);
   signal.throwIfAborted();
@@ -120,7 +118,7 @@ export async function takePicture(
 async function readPicture(channels: Channels): Promise<Buffer> {
   const pieces: Buffer[] = [];
   let bytes = 0;
-  for await (const piece of channels.channel(CHANNEL.stdout) as AsyncIterable<Buffer>) {
+  for await (const piece of channels.channel(COMMAND_CHANNEL.stdout) as AsyncIterable<Buffer>) {
     bytes += piece.length;
     pieces.push(piece);
     if (bytes > SCREENSHOT_BYTES) {

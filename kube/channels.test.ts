@@ -6,14 +6,14 @@ import { setImmediate as nextCycle } from 'node:timers/promises';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { type WebSocket, WebSocketServer } from 'ws';
 import { createKey, selfSigned } from './certificates/certificate.ts';
-import { type Channels, COMMAND_PROTOCOL, PORT_PROTOCOL } from './channels.ts';
+import { COMMAND_PROTOCOL, END_CHANNEL, PORT_PROTOCOL } from './channelprotocol.ts';
+import type { Channels } from './channels.ts';
 import type { Connection } from './credentials.ts';
 import { createMetrics } from './metrics.ts';
 import { Transport } from './transport.ts';
 
 const KIBIBYTE = 1024;
 const MEBIBYTE = KIBIBYTE * KIBIBYTE;
-const END_CHANNEL = 255;
 const never = new AbortController().signal;
 
 let server: Server;

@@ -5,15 +5,11 @@
  */
 import { Duplex } from 'node:stream';
 import { WebSocket } from 'ws';
+import { COMMAND_PROTOCOL, END_CHANNEL, MESSAGE_PARTS } from './channelprotocol.ts';
 import type { Connection } from './credentials.ts';
 import { DeadlineError } from './errors.ts';
 import { tlsOptionsOf } from './pool.ts';
 import { readRefusal, type UpgradeRequest } from './upgrade.ts';
-
-/** WebSocket protocol for commands. Earlier versions of this protocol cannot signal the end of the input. */
-export const COMMAND_PROTOCOL = 'v5.channel.k8s.io';
-/** WebSocket protocol for connections to ports. */
-export const PORT_PROTOCOL = 'v4.channel.k8s.io';
 
 /**
  * Time limit in milliseconds for the connection attempt and the answer. The answer can be slow, because the API server waits for the host.
@@ -34,8 +30,6 @@ const BUFFERED_BYTES = 64 * 1024;
 const PING_MILLISECONDS = 20_000;
 /** Number of pings without an answer after which the connection counts as lost. */
 const LOST_PINGS = 3;
-/** Number of a special channel of the command protocol. A message on this channel says that another channel has ended. */
-const END_CHANNEL = 255;
 
 /** How a connection has ended. */
 export interface ChannelsEnd {
@@ -85,6 +79,7 @@ export async function openWebSocket<T>(
   const socket = new WebSocket(url, [protocol], {
     headers: { ...headers },
     maxPayload: messageBytes,
+    maxFragments: MESSAGE_PARTS,
     perMessageDeflate: false,
     ...tlsOptionsOf(connection),
   });

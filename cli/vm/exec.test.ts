@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { type WebSocket, WebSocketServer } from 'ws';
-import { COMMAND_PROTOCOL } from '../../kube/channels.ts';
+import { COMMAND_PROTOCOL } from '../../kube/channelprotocol.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { UserCluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';

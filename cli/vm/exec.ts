@@ -5,7 +5,6 @@ import { pipeline } from 'node:stream/promises';
 import { once } from 'node:events';
 import { StringDecoder } from 'node:string_decoder';
 import {
-  CHANNEL,
   hostMessage,
   parseSessionStatus,
   readMessage,
@@ -18,7 +17,8 @@ import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { runningVM, streamPath, withoutPod } from './machine.ts';
 import { RawMode, type Terminal } from '../terminal.ts';
-import { type Channels, COMMAND_PROTOCOL } from '../../kube/channels.ts';
+import { COMMAND_CHANNEL, COMMAND_PROTOCOL } from '../../kube/channelprotocol.ts';
+import type { Channels } from '../../kube/channels.ts';
 import { printable, printableLines } from '../text.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
@@ -59,7 +59,7 @@ export async function runSession(
     channels = await watches.channels({
       path,
       protocol: COMMAND_PROTOCOL,
-      numbers: Object.values(CHANNEL),
+      numbers: Object.values(COMMAND_CHANNEL),
       signal,
     });
   } catch (error) {
@@ -76,7 +76,7 @@ export async function runSession(
 async function follow(channels: Channels, request: SessionRequest): Promise<string> {
   const { tty, input, leave } = request;
   let hasLeft = false;
-  for (const unread of [CHANNEL.stdin, CHANNEL.size]) {
+  for (const unread of [COMMAND_CHANNEL.stdin, COMMAND_CHANNEL.size]) {
     // Through this channel, the host only receives. If the host writes to the channel nevertheless, this line drops the data. Otherwise a
     // hostile host could fill the channel, and a full channel stops all other channels.
     channels.channel(unread).resume();
@@ -90,15 +90,18 @@ async function follow(channels: Channels, request: SessionRequest): Promise<stri
   const keys = leave === undefined ? [] : [leave(end)];
   const stdin: Readable = process.stdin;
   const typed = input
-    ? pipeline([stdin, ...keys, channels.channel(CHANNEL.stdin)], { signal: enough.signal })
+    ? pipeline([stdin, ...keys, channels.channel(COMMAND_CHANNEL.stdin)], { signal: enough.signal })
     : undefined;
   const outcome = Promise.allSettled([
     typed,
-    pipeline(channels.channel(CHANNEL.stdout), process.stdout, { end: false }),
-    pipeline(channels.channel(CHANNEL.stderr), process.stderr, { end: false }),
+    pipeline(channels.channel(COMMAND_CHANNEL.stdout), process.stdout, { end: false }),
+    pipeline(channels.channel(COMMAND_CHANNEL.stderr), process.stderr, { end: false }),
   ]);
   try {
-    const [status] = await Promise.all([readMessage(channels.channel(CHANNEL.status)), channels.ended]);
+    const [status] = await Promise.all([
+      readMessage(channels.channel(COMMAND_CHANNEL.status)),
+      channels.ended,
+    ]);
     return hasLeft ? 'left' : status;
   } finally {
     terminal?.[Symbol.dispose]();
@@ -109,7 +112,7 @@ async function follow(channels: Channels, request: SessionRequest): Promise<stri
 }
 
 function sendSize(channels: Channels, { columns, rows }: { columns: number; rows: number }): void {
-  channels.channel(CHANNEL.size).write(JSON.stringify({ Width: columns, Height: rows }));
+  channels.channel(COMMAND_CHANNEL.size).write(JSON.stringify({ Width: columns, Height: rows }));
 }
 
 /** @throws ProgramEnded or CommandError if the Status is not a success. */

@@ -13,7 +13,7 @@ import type { Globals } from '../globals.ts';
 import { readMessage } from '../../actions/session.ts';
 import { runningVM, streamPath, withoutPod } from './machine.ts';
 import type { Terminal } from '../terminal.ts';
-import { PORT_PROTOCOL } from '../../kube/channels.ts';
+import { PORT_CHANNEL, PORT_PROTOCOL } from '../../kube/channelprotocol.ts';
 import { printable } from '../text.ts';
 import { SCREEN_PORT } from '../../api/v1alpha1/names.ts';
 
@@ -166,7 +166,6 @@ class FinalError extends Error {
   override readonly name = 'FinalError';
 }
 
-const CHANNEL = { data: 0, error: 1 } as const;
 /** Length in bytes of the port number at the beginning of each channel. */
 const PORT_BYTES = 2;
 /**
@@ -195,12 +194,12 @@ async function carry(
   signal: AbortSignal,
 ): Promise<void> {
   const path = streamPath(cluster, name, 'portforward', [['ports', port]]);
-  const numbers = Object.values(CHANNEL);
+  const numbers = Object.values(PORT_CHANNEL);
   const request = { path, protocol: PORT_PROTOCOL, numbers, signal };
   const channels = await cluster.watches.channels(request).catch((error: unknown) => {
     throw withoutPod(error, name);
   });
-  const data = channels.channel(CHANNEL.data);
+  const data = channels.channel(PORT_CHANNEL.data);
   let isOver = false;
   const over = (): void => {
     isOver = true;
@@ -208,7 +207,7 @@ async function carry(
     from.destroy();
   };
   const timer = new HalfOpenTimer(over);
-  const text = readMessage(channels.channel(CHANNEL.error), PORT_BYTES);
+  const text = readMessage(channels.channel(PORT_CHANNEL.error), PORT_BYTES);
   const sent = pipeline(from, data).finally(() => timer.start());
   const received = pipeline(
     data,

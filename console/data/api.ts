@@ -1,34 +1,17 @@
 /** Requests of the page to its server, with the token of the user. The token is only in the memory of this object. */
+import { TOKEN_PROTOCOL, WATCH_PATH, WATCH_PROTOCOL } from '../../api/http/consolewatch.ts';
 import type { ObjectEvent } from '../model/collection.ts';
-import type { FieldCause } from '../model/form.ts';
-
-/** Refusal of a request, or an answer that is no answer of the server. */
-export class RefusedRequestError extends Error {
-  override readonly name = 'RefusedRequestError';
-  /** HTTP status. */
-  readonly status: number;
-  /** Mistakes in the fields of the request, as far as the server tells them. */
-  readonly causes: readonly FieldCause[];
-
-  constructor(status: number, message: string, causes: readonly FieldCause[] = []) {
-    super(message);
-    this.status = status;
-    this.causes = causes;
-  }
-}
+import { refusalOf, RefusedRequestError } from './refusal.ts';
+import { SILENCE_MILLISECONDS, WatchSocket } from './watchsocket.ts';
 
 /** Largest number of characters of one line of a watch. An object has at most 1.5 MB in etcd. */
 const LINE_CHARACTERS = 16 * 1024 * 1024;
 /** Time limit of a read in milliseconds. The server disconnects clients that need longer for a long answer. */
 const READ_MILLISECONDS = 60_000;
-/**
- * Time in milliseconds without data after which a watch is given up. On a live connection, the API server sends a bookmark each minute. A
- * page whose laptop has slept or changed its network may never learn that its connection is lost.
- */
-const SILENCE_MILLISECONDS = 90_000;
-
-/** Beginning of the protocol that carries a token. The API server of Kubernetes has the same one. */
-const TOKEN_PROTOCOL = 'base64url.bearer.authorization.k8s.io.';
+/** Status with which the server answers if it would accept a WebSocket. */
+const NEEDS_WEBSOCKET = 426;
+/** Time limit in milliseconds for the question why a WebSocket was refused. */
+const QUESTION_MILLISECONDS = 30_000;
 
 interface Watching {
   readonly signal: AbortSignal;
@@ -39,6 +22,7 @@ interface Watching {
 export class Api {
   readonly #token: string;
   readonly #onSignedOut: () => void;
+  #watches: WatchSocket | undefined;
 
   /** `onSignedOut` is called when the server no longer accepts the token. */
   constructor(token: string, onSignedOut: () => void) {
@@ -78,10 +62,34 @@ export class Api {
     return (await response.json()) as T;
   }
 
-  /** Yields the events of a watch until its end. A line without an end is left out. @throws the same errors as {@link get}. */
-  async *watch<T>(path: string, { signal, onOpen }: Watching): AsyncGenerator<ObjectEvent<T>> {
+  /**
+   * Asks the server why it has refused a WebSocket to the path, because a browser does not tell a page. Returns the error, also if the server
+   * would accept the WebSocket.
+   */
+  async whyRefused(path: string): Promise<unknown> {
+    try {
+      await this.get(path, AbortSignal.timeout(QUESTION_MILLISECONDS));
+    } catch (error) {
+      if (!(error instanceof RefusedRequestError) || error.status !== NEEDS_WEBSOCKET) {
+        return error;
+      }
+    }
+    const message =
+      'The connection could not be opened. A proxy before the server may not pass WebSockets on';
+    return new RefusedRequestError(NEEDS_WEBSOCKET, message);
+  }
+
+  /**
+   * Yields the events of a watch until its end. A line without an end is left out. `path` is that of the objects below `/console/objects/`.
+   * All watches share one WebSocket. @throws the same errors as {@link get}.
+   */
+  async *watch<T>(
+    path: string,
+    resourceVersion: string,
+    { signal, onOpen }: Watching,
+  ): AsyncGenerator<ObjectEvent<T>> {
     let [rest, isOpen] = ['', false];
-    for await (const text of this.texts(path, signal)) {
+    for await (const text of this.#watchTexts(path, resourceVersion, signal)) {
       if (!isOpen) {
         isOpen = true;
         onOpen();
@@ -99,25 +107,27 @@ export class Api {
 
   /** Yields the pieces of an answer until its end, or until no piece has come for {@link SILENCE_MILLISECONDS}. */
   async *texts(path: string, signal: AbortSignal): AsyncGenerator<string> {
-    const end = new AbortController();
-    const waitForData = () => setTimeout(() => end.abort(), SILENCE_MILLISECONDS);
-    let silence = waitForData();
+    yield* readTexts(async (end) => (await this.#fetch(path, { signal: end })).body, signal);
+  }
+
+  async *#watchTexts(path: string, resourceVersion: string, signal: AbortSignal): AsyncGenerator<string> {
     try {
-      const { body } = await this.#fetch(path, { signal: AbortSignal.any([signal, end.signal]) });
-      const reader = body?.pipeThrough(new TextDecoderStream()).getReader();
-      for (;;) {
-        const { value, done } = (await reader?.read()) ?? { value: undefined, done: true };
-        if (value === undefined || done) {
-          return;
-        }
-        clearTimeout(silence);
-        silence = waitForData();
-        yield value;
+      const begin = (end: AbortSignal) => this.#watchSocket().begin({ path, resourceVersion }, end);
+      yield* readTexts(begin, signal);
+    } catch (error) {
+      if (error instanceof RefusedRequestError && error.status === 401) {
+        this.#onSignedOut();
       }
-    } finally {
-      clearTimeout(silence);
-      end.abort();
+      throw error;
     }
+  }
+
+  #watchSocket(): WatchSocket {
+    if (this.#watches === undefined || this.#watches.isOver) {
+      const whyRefused = async () => await this.whyRefused(WATCH_PATH);
+      this.#watches = new WatchSocket(this.webSocket(WATCH_PATH, WATCH_PROTOCOL), whyRefused);
+    }
+    return this.#watches;
   }
 
   async #fetch(path: string, { body, ...options }: RequestInit): Promise<Response> {
@@ -142,27 +152,38 @@ export class Api {
   }
 }
 
+/** Yields the pieces of what `open` returns until its end, or until no piece has come for {@link SILENCE_MILLISECONDS}. */
+async function* readTexts(
+  open: (end: AbortSignal) => OpenedBytes | Promise<OpenedBytes>,
+  signal: AbortSignal,
+): AsyncGenerator<string> {
+  const end = new AbortController();
+  const waitForData = () => setTimeout(() => end.abort(), SILENCE_MILLISECONDS);
+  let silence = waitForData();
+  try {
+    const bytes = await open(AbortSignal.any([signal, end.signal]));
+    const reader = bytes?.pipeThrough(new TextDecoderStream()).getReader();
+    for (;;) {
+      const { value, done } = (await reader?.read()) ?? { value: undefined, done: true };
+      if (value === undefined || done) {
+        return;
+      }
+      clearTimeout(silence);
+      silence = waitForData();
+      yield value;
+    }
+  } finally {
+    clearTimeout(silence);
+    end.abort();
+  }
+}
+
+type OpenedBytes = ReadableStream<Uint8Array<ArrayBuffer>> | null;
+
 /** Encodes bytes as base64url without padding. */
 export function base64url(bytes: Uint8Array): string {
   return btoa(String.fromCharCode(...bytes))
     .replaceAll('+', '-')
     .replaceAll('/', '_')
     .replace(/=+$/, '');
-}
-
-/** Returns the error for a refusal. A proxy before the server can answer with something else than a Status. */
-export async function refusalOf(response: Response): Promise<RefusedRequestError> {
-  const { status, statusText } = response;
-  const text = await response.text();
-  try {
-    const { message, details } = JSON.parse(text) as { message?: unknown; details?: { causes?: unknown } };
-    const causes = Array.isArray(details?.causes) ? (details.causes as FieldCause[]) : [];
-    return new RefusedRequestError(
-      status,
-      typeof message === 'string' && message !== '' ? message : statusText,
-      causes,
-    );
-  } catch {
-    return new RefusedRequestError(status, `The server answers ${status} ${statusText}`);
-  }
 }

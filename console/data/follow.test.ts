@@ -1,6 +1,7 @@
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Collection } from '../model/collection.ts';
-import { type Api, RefusedRequestError } from './api.ts';
+import type { Api } from './api.ts';
+import { RefusedRequestError } from './refusal.ts';
 import { followObjects } from './follow.ts';
 
 const TOO_LARGE = new RefusedRequestError(422, 'The list is too large');
@@ -27,8 +28,8 @@ async function follow(...answers: (object | Error)[]) {
       }
       return answer;
     },
-    async *watch(path: string, { onOpen }: { onOpen: () => void }) {
-      paths.push(path);
+    async *watch(path: string, resourceVersion: string, { onOpen }: { onOpen: () => void }) {
+      paths.push(`${path} from ${resourceVersion}`);
       states.push('begins');
       onOpen();
       end.abort();
@@ -52,7 +53,7 @@ function page(name: string, rest: { continue?: string } = {}) {
 
 it('is live when the watch is open, and not before', async () => {
   expect(await follow(page('one'))).toEqual({
-    paths: ['/console/objects/vms?limit=500', '/console/watch/vms?resourceVersion=7'],
+    paths: ['/console/objects/vms?limit=500', 'vms from 7'],
     states: ['loading', 'begins', 'live'],
     names: ['one'],
   });
@@ -63,7 +64,7 @@ it('reads the same page again with fewer objects when they are too large for one
   expect(paths).toEqual([
     '/console/objects/vms?limit=500',
     ...[500, 250, 125].map((limit) => `/console/objects/vms?limit=${limit}&continue=a%3D`),
-    '/console/watch/vms?resourceVersion=7',
+    'vms from 7',
   ]);
   expect(names).toEqual(['one', 'two']);
 });

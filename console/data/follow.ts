@@ -2,7 +2,8 @@
 import { Backoff } from '../../base/backoff.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import type { Collection, ObjectEvent } from '../model/collection.ts';
-import { type Api, RefusedRequestError } from './api.ts';
+import type { Api } from './api.ts';
+import { RefusedRequestError } from './refusal.ts';
 import { onHidden, pauseFor, whenShown } from './waits.ts';
 
 /**
@@ -23,7 +24,7 @@ interface Failure {
 
 export interface Followed<T extends KubeObject> {
   readonly api: Api;
-  /** Path of the objects below `/console/objects/` and `/console/watch/`. */
+  /** Path of the objects below `/console/objects/`. */
   readonly path: string;
   readonly collection: Collection<T>;
   /** Called after each change of the collection, or of its freshness. */
@@ -99,9 +100,8 @@ async function followOnce<T extends KubeObject>(
     if (position.value === undefined) {
       position.value = await listAll(followed, end);
     }
-    const address = `/console/watch/${path}?resourceVersion=${position.value}`;
     const onOpen = () => onChange({ state: 'live' });
-    for await (const event of api.watch<T>(address, { signal: end, onOpen })) {
+    for await (const event of api.watch<T>(path, position.value, { signal: end, onOpen })) {
       refuseErrors(event);
       onLive();
       collection.apply(event);

@@ -1,11 +1,10 @@
 /** The serial console of a VM: a terminal, and the stream whose output it shows. */
+import { COMMAND_CHANNEL } from '../../kube/channelprotocol.ts';
 import { Pace } from '../model/pace.ts';
 import { SerialTerminal } from '../model/terminal.ts';
 import type { Api } from './api.ts';
 import { type StreamState, VMStream, type VMRef } from './vmstream.ts';
 
-/** Channels of the stream. The last one has a Status at the end. */
-const CHANNEL = { input: 0, output: 1, status: 3 } as const;
 /** Shortest time in milliseconds between two renders. A guest can write without a pause. */
 const RENDER_MILLISECONDS = 50;
 
@@ -39,7 +38,7 @@ export class LiveConsole {
 
   /** Types a text. */
   type(text: string): void {
-    this.#stream.send(CHANNEL.input, new TextEncoder().encode(text));
+    this.#stream.send(COMMAND_CHANNEL.stdin, new TextEncoder().encode(text));
   }
 
   close(): void {
@@ -47,10 +46,10 @@ export class LiveConsole {
   }
 
   #take(channel: number, bytes: Uint8Array): void {
-    if (channel === CHANNEL.output) {
+    if (channel === COMMAND_CHANNEL.stdout) {
       this.terminal.write(this.#decoder.decode(bytes, { stream: true }));
       this.#pace.request();
-    } else if (channel === CHANNEL.status) {
+    } else if (channel === COMMAND_CHANNEL.status) {
       this.#status = messageOfStatus(new TextDecoder().decode(bytes));
     }
   }

@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { type Api, RefusedRequestError } from './api.ts';
+import type { Api } from './api.ts';
+import { RefusedRequestError } from './refusal.ts';
 import { LiveLog } from './livelog.ts';
 import { pauseFor } from './waits.ts';
 

@@ -1,7 +1,8 @@
 /** The log of a VM, which is followed while the page is shown. */
 import { Backoff } from '../../base/backoff.ts';
 import { lineOfLog, type LogLine } from '../model/log.ts';
-import { type Api, RefusedRequestError } from './api.ts';
+import type { Api } from './api.ts';
+import { RefusedRequestError } from './refusal.ts';
 import { type Freshness, freshnessAfter } from './follow.ts';
 import { Views } from './views.ts';
 import type { VMRef } from './vmstream.ts';

@@ -1,9 +1,7 @@
 /** The screen of a VM, drawn by noVNC. The library is a file of its own, which is loaded when somebody opens a screen. */
+import { PORT_CHANNEL } from '../../kube/channelprotocol.ts';
 import type { Api } from './api.ts';
 import { VMStream, type VMRef } from './vmstream.ts';
-
-/** Channels of the stream: bytes of the screen, and the reason why the host ends it. */
-const CHANNEL = { data: 0, error: 1 } as const;
 
 /** The part of noVNC that the page uses. */
 export interface Viewer extends EventTarget {
@@ -77,7 +75,7 @@ class ScreenChannel {
   }
 
   send(bytes: Uint8Array): void {
-    this.#stream.send(CHANNEL.data, bytes);
+    this.#stream.send(PORT_CHANNEL.data, bytes);
   }
 
   close(): void {
@@ -88,7 +86,7 @@ class ScreenChannel {
   #take(channel: number, bytes: Uint8Array<ArrayBuffer>): void {
     if (!this.#begun.has(channel)) {
       this.#begun.add(channel);
-    } else if (channel === CHANNEL.data) {
+    } else if (channel === PORT_CHANNEL.data) {
       this.onmessage?.({ data: bytes.slice().buffer });
     } else {
       this.reason = new TextDecoder().decode(bytes);

@@ -2,7 +2,8 @@
  * Sign-in at the identity provider of the cluster: by code with PKCE. The browser goes to the provider and comes back. Meanwhile, the secrets of
  * the sign-in are in the session storage of this window. They are useless without the code of the provider. The token is never stored.
  */
-import { base64url, RefusedRequestError, refusalOf } from './api.ts';
+import { base64url } from './api.ts';
+import { refusalOf, RefusedRequestError } from './refusal.ts';
 
 const SIGN_IN_PATH = '/console/sign-in';
 /** Name of the secrets in the session storage. */

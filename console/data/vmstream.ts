@@ -2,16 +2,14 @@
  * Streams of a VM over a WebSocket to the server: its serial console and its screen. A stream has several channels, and the first byte of
  * each message is the number of its channel.
  */
-import { type Api, RefusedRequestError } from './api.ts';
+import { COMMAND_PROTOCOL, PORT_PROTOCOL } from '../../kube/channelprotocol.ts';
+import type { Api } from './api.ts';
+import { RefusedRequestError } from './refusal.ts';
 
 /** Protocols of the streams. Hosts know no other ones for them. */
-const PROTOCOLS = { console: 'v5.channel.k8s.io', vnc: 'v4.channel.k8s.io' } as const;
-/** Status with which the server answers if it would accept a WebSocket. */
-const NEEDS_WEBSOCKET = 426;
-/** Largest number of bytes in one message. The server takes 128 KiB. */
+const PROTOCOLS = { console: COMMAND_PROTOCOL, vnc: PORT_PROTOCOL } as const;
+/** Largest number of bytes in one message. The server takes 65 KiB. */
 const SENT_BYTES = 32 * 1024;
-/** Time limit in milliseconds for the question why a stream was refused. */
-const QUESTION_MILLISECONDS = 30_000;
 
 export interface VMRef {
   readonly namespace: string;
@@ -93,12 +91,6 @@ export class VMStream {
 }
 
 async function whyRefused(api: Api, path: string): Promise<string> {
-  try {
-    await api.get(path, AbortSignal.timeout(QUESTION_MILLISECONDS));
-  } catch (error) {
-    if (error instanceof RefusedRequestError && error.status !== NEEDS_WEBSOCKET) {
-      return error.message;
-    }
-  }
-  return 'The connection could not be opened. A proxy before the server may not pass WebSockets on';
+  const error = await api.whyRefused(path);
+  return error instanceof RefusedRequestError ? error.message : 'The server does not answer';
 }

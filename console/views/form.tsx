@@ -1,7 +1,8 @@
 /** Forms that are made from JSON Schemas. The mistakes that the server finds stand at their fields. */
 import { useEffect, useId, useRef, useState } from 'preact/hooks';
 import type { ComponentChildren } from 'preact';
-import { type Api, RefusedRequestError } from '../data/api.ts';
+import type { Api } from '../data/api.ts';
+import { RefusedRequestError } from '../data/refusal.ts';
 import { type FormName, type Forms, messageOf, readForms } from '../data/forms.ts';
 import {
   type FormField,

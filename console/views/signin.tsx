@@ -1,6 +1,7 @@
 /** Sign-in at the provider of the cluster, or with a token that the user pastes. The token stays in the memory of the page. */
 import { useEffect, useState } from 'preact/hooks';
-import { Api, RefusedRequestError } from '../data/api.ts';
+import { Api } from '../data/api.ts';
+import { RefusedRequestError } from '../data/refusal.ts';
 import type { ConsoleSession } from '../data/fleet.ts';
 import { goToProvider, readOffer, type SignInOffer, takeToken } from '../data/signin.ts';
 

@@ -26,10 +26,10 @@ const TOKEN_LENGTH = 12_288;
 export const WATCHES = 1_350;
 
 /**
- * Largest number of watches of consoles at the same time. Each needs a connection of its browser, and most of the connections of this server
- * are for deployments. An open console has at most four watches.
+ * Largest number of watches and logs of consoles at the same time, with the WebSockets that carry watches. Most of the connections of this
+ * server are for deployments. An open console has at most four watches and one WebSocket.
  */
-export const PAGE_WATCHES = 360;
+export const PAGE_WATCHES = 450;
 
 /** Client with the rights of a caller. */
 export class CallerClient extends KubeClient {

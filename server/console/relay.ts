@@ -1,14 +1,20 @@
 /** Passes the messages of a WebSocket of a browser on to a WebSocket of a host, and back, unchanged. */
 import { addAbortListener } from 'node:events';
 import { WebSocket } from 'ws';
+import { ByteCollector } from '../../base/lines.ts';
 
+/** Longest message in bytes. Agents send 64 KiB and the number of the channel, the page sends less. */
+export const MESSAGE_BYTES = 65 * 1024;
 /**
- * Longest message in bytes. Agents send 64 KiB and the number of the channel, the page sends less. All streams together then need
- * about 60 MB at the worst.
+ * Number of bytes that wait in one direction. While there are more, the sender is not read. What it had sent before, one message and one
+ * piece of the connection, still comes. So at most 256 KiB wait.
  */
-export const MESSAGE_BYTES = 128 * 1024;
-/** Number of bytes, and of messages, that wait in one direction. While there are more, the sender is not read. */
-const WAITING = { bytes: 128 * 1024, messages: 256 } as const;
+const WAITING_BYTES = 64 * 1024;
+/**
+ * Largest number of messages, and of bytes, that are written at once. A message that is written needs some hundred bytes beside its content,
+ * and a piece of a connection can contain ten thousand messages.
+ */
+const BATCH = { messages: 64, bytes: 64 * 1024 } as const;
 /** Time in milliseconds without a message after which a stream ends. It is that of the agent: a forgotten stream keeps its place no longer. */
 const IDLE_MILLISECONDS = 30 * 60_000;
 /** Interval in milliseconds between two pings. They keep the connection open: proxies close a connection after a minute without data. */
@@ -112,31 +118,85 @@ interface PumpEvents {
   readonly onText: () => void;
 }
 
-/** Passes on each message. While too much waits for `to`, `from` is not read. */
+/**
+ * Passes on each message. While one is written, further ones wait. While too much waits for `to`, `from` is not read. That alone bounds
+ * nothing: a piece of the connection that has been read is passed on as a whole.
+ */
 function pump(from: WebSocket, to: WebSocket, { onUsed, onText }: PumpEvents): void {
-  let waiting = 0;
+  const waiting = new WaitingMessages();
+  let unwritten = 0;
+  const send = (message: Buffer) => {
+    unwritten += 1;
+    // An error means that `to` ends. Its end ends the stream.
+    to.send(message, () => {
+      unwritten -= 1;
+      if (unwritten === 0) {
+        waiting.shift().forEach(send);
+        if (waiting.bytes <= WAITING_BYTES / 2) {
+          from.resume();
+        }
+      }
+    });
+  };
   from.on('message', (message: Buffer, isBinary: boolean) => {
     if (!isBinary) {
       onText();
       return;
     }
     onUsed();
-    waiting += 1;
-    // An error means that `to` ends. Its end ends the stream.
-    to.send(message, () => {
-      waiting -= 1;
-      if (waiting <= WAITING.messages / 2 && to.bufferedAmount <= WAITING.bytes / 2) {
-        from.resume();
-      }
-    });
-    if (waiting > WAITING.messages || to.bufferedAmount > WAITING.bytes) {
+    if (unwritten === 0) {
+      send(message);
+    } else {
+      waiting.push(message);
+    }
+    if (waiting.bytes > WAITING_BYTES) {
       from.pause();
     }
   });
 }
 
+/** Number of bytes that tell the length of a message that waits. */
+const LENGTH_BYTES = 4;
+
+/**
+ * Messages that wait. They are copied one after the other into one piece of memory: a message of one byte would otherwise need hundreds of
+ * bytes for its objects, and keep the whole piece of the connection in memory from which it came.
+ */
+class WaitingMessages {
+  readonly #added = new ByteCollector();
+  /** Messages that are shifted. It is never written to, because a write can still need it. */
+  #first: Buffer = Buffer.alloc(0);
+
+  /** Number of bytes, with those that tell the lengths. */
+  get bytes(): number {
+    return this.#first.length + this.#added.length;
+  }
+
+  push(message: Buffer): void {
+    const length = Buffer.alloc(LENGTH_BYTES);
+    length.writeUInt32LE(message.length);
+    this.#added.add(length);
+    this.#added.add(message);
+  }
+
+  /** Returns the oldest messages, at most a {@link BATCH}. They no longer wait. */
+  shift(): Buffer[] {
+    const shifted: Buffer[] = [];
+    for (let taken = 0; shifted.length < BATCH.messages && taken < BATCH.bytes && this.bytes > 0; ) {
+      if (this.#first.length === 0) {
+        this.#first = this.#added.take();
+      }
+      const end = LENGTH_BYTES + this.#first.readUInt32LE();
+      shifted.push(this.#first.subarray(LENGTH_BYTES, end));
+      this.#first = this.#first.subarray(end);
+      taken += end;
+    }
+    return shifted;
+  }
+}
+
 /** Sends pings, and calls `onLost` if nothing has come for {@link LOST_PINGS} of them. */
-function keepAlive(socket: WebSocket, onLost: () => void): NodeJS.Timeout {
+export function keepAlive(socket: WebSocket, onLost: () => void): NodeJS.Timeout {
   let unanswered = 0;
   const heard = () => {
     unanswered = 0;

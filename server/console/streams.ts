@@ -2,14 +2,14 @@
  * Streams of the console: the serial console and the screen of a VM, over a WebSocket of a browser. The handshake goes on to the API server
  * with the token of the caller, and the messages of both sides pass unchanged. They are those of `kubectl attach` and `port-forward`.
  */
-import type { FastifyReply, FastifyRequest } from 'fastify';
-import { type WebSocket, WebSocketServer } from 'ws';
+import type { FastifyRequest } from 'fastify';
+import type { WebSocket } from 'ws';
 import * as z from 'zod';
 import { MACHINE_CONTAINER, SCREEN_PORT } from '../../api/v1alpha1/names.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { hostMessage } from '../../actions/session.ts';
 import { rest } from '../../base/time.ts';
-import { COMMAND_PROTOCOL, PORT_PROTOCOL } from '../../kube/channels.ts';
+import { COMMAND_PROTOCOL, PORT_PROTOCOL } from '../../kube/channelprotocol.ts';
 import { PODS } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { pathOf } from '../../kube/objects.ts';
@@ -22,10 +22,16 @@ import { SAMPLE } from '../http/samples.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 import type { Rights } from '../own/rights.ts';
 import type { Services } from '../services.ts';
-import { STREAMS_PATH, upgradeOf, type WebSocketUpgrade } from '../http/websockets.ts';
+import {
+  acceptBrowser,
+  type AcceptedRequest,
+  refuseOtherOrigins,
+  requireWebSocket,
+  STREAMS_PATH,
+} from '../http/websockets.ts';
 import { CLOSE, closeSocket, LEAVING, MESSAGE_BYTES, relay, type StreamEnd } from './relay.ts';
 
-/** Largest number of streams at the same time. A stream needs two connections, and at the worst half a megabyte of memory. */
+/** Largest number of streams at the same time. A stream needs two connections, and at the worst one and a half megabytes of memory. */
 export const STREAMS = 128;
 /** Largest number of streams of one user. A host allows as many for one VM. */
 export const USER_STREAMS = 16;
@@ -83,13 +89,7 @@ export function addConsoleStreams(app: App, { own }: Pick<Services, 'own'>, stre
         const user = await client.username();
         await getAs(client, VMS, request.params);
         await mayStream();
-        const upgrade = upgradeOf(request.raw);
-        if (upgrade === undefined) {
-          // The page asks without a WebSocket why its WebSocket was refused, because browsers do not show it.
-          void reply.header('upgrade', 'websocket');
-          throw new StatusError(426, 'This path takes a WebSocket');
-        }
-        requireProtocol(upgrade, kind.protocol);
+        const upgrade = requireWebSocket(request, reply, kind.protocol);
         const owner = { user, namespace: accountNamespaceOf(user) ?? request.params.namespace };
         await streams.run(reply.raw, owner, async ({ signal }) => {
           await serve(kind, { request, reply, upgrade, signal, mayStream });
@@ -97,17 +97,6 @@ export function addConsoleStreams(app: App, { own }: Pick<Services, 'own'>, stre
       },
     );
   }
-}
-
-/**
- * Refuses requests of pages from other servers. Such a page has no token, but a browser sends requests for WebSockets for it without asking
- * this server. @throws StatusError 403.
- */
-function refuseOtherOrigins({ headers, raw }: FastifyRequest, _reply: FastifyReply, next: () => void): void {
-  if (upgradeOf(raw) !== undefined && URL.parse(headers.origin ?? '')?.host !== headers.host) {
-    throw new StatusError(403, 'Only the console of this server opens streams');
-  }
-  next();
 }
 
 /** @throws StatusError 403 when the caller lacks one of the rights to the stream, 401 when the API server does not know the caller. */
@@ -122,17 +111,8 @@ async function requireStream(
   }
 }
 
-/** @throws StatusError 400 when the client does not offer the protocol. */
-function requireProtocol({ protocols }: WebSocketUpgrade, protocol: string): void {
-  if (!protocols.includes(protocol)) {
-    throw new StatusError(400, `The client must offer the WebSocket protocol ${protocol}`);
-  }
-}
-
-interface Accepted {
+interface Accepted extends AcceptedRequest {
   readonly request: StreamRequest;
-  readonly reply: FastifyReply;
-  readonly upgrade: WebSocketUpgrade;
   /** Aborts with a {@link WaitEnd} when the client is gone or the server stops. */
   readonly signal: AbortSignal;
   /** Rejects with a StatusError when the caller has no right to the stream any more. */
@@ -144,9 +124,8 @@ async function serve(kind: StreamKind, accepted: Accepted): Promise<void> {
   const { request, signal, mayStream } = accepted;
   const { watches } = request.fullCaller();
   const path = `${pathOf(PODS, request.params, kind.subresource)}?${new URLSearchParams(kind.query).toString()}`;
-  const browser = accept(kind.protocol, accepted);
   // The browser is not read before the host is connected. So its messages wait in the kernel, not here.
-  browser.pause();
+  const browser = acceptBrowser(accepted, kind.protocol, MESSAGE_BYTES);
   try {
     const socket = { path, protocol: kind.protocol, messageBytes: MESSAGE_BYTES, signal };
     const host = await watches.webSocket(socket, paused);
@@ -154,31 +133,6 @@ async function serve(kind: StreamKind, accepted: Accepted): Promise<void> {
   } catch (error) {
     closeSocket(browser, endFor(error));
   }
-}
-
-/** @throws StatusError 400 when the handshake has a mistake. */
-function accept(protocol: string, { request, reply, upgrade: { socket, head } }: Accepted): WebSocket {
-  const server = new WebSocketServer({
-    noServer: true,
-    maxPayload: MESSAGE_BYTES,
-    perMessageDeflate: false,
-    clientTracking: false,
-    handleProtocols: () => protocol,
-  });
-  let browser: WebSocket | undefined;
-  server.on('wsClientError', (error) => {
-    throw new StatusError(400, error.message);
-  });
-  // `handleUpgrade` is synchronous. Before it returns, it calls either the callback below or the listener above.
-  server.handleUpgrade(request.raw, socket, head, (one) => {
-    browser = paused(one);
-  });
-  if (browser === undefined) {
-    throw new StatusError(400, 'The connection is closed');
-  }
-  reply.hijack();
-  reply.raw.statusCode = 101;
-  return browser;
 }
 
 /** Returns the socket, which is not read yet. Its errors need a listener, and its end tells of them. */

@@ -158,7 +158,7 @@ function isUnexpected(error: unknown, { code }: Status): boolean {
   return error instanceof OwnRefusalError || (code === 500 && !isAnswer);
 }
 
-function statusOf(error: unknown, request: FastifyRequest): Status {
+export function statusOf(error: unknown, request: FastifyRequest): Status {
   if (error instanceof StatusError) {
     return error.body;
   }

@@ -79,23 +79,34 @@ export class WaitingRequests {
     if (this.#isStopping) {
       throw new StatusError(503, 'The HTTP API is stopping. Try again');
     }
-    const held = this.#heldBy(owner);
-    held.forEach(([shares, name]) => shares.check(name, 1));
+    const release = this.hold(owner);
     if (response.closed) {
+      release();
       throw new StatusError(408, 'The client closed the connection');
     }
     const end = new AbortController();
     const answered = Promise.withResolvers<void>();
     this.#waiting.set(end, answered.promise);
-    held.forEach(([shares, name]) => shares.take(name, 1));
     holdOpen(response);
     response.once('close', () => {
       end.abort(new WaitEnd('gone'));
       this.#waiting.delete(end);
-      held.forEach(([shares, name]) => shares.release(name, 1));
+      release();
       answered.resolve();
     });
     return await work(end);
+  }
+
+  /**
+   * Takes a further place for the work of a request that runs. Returns the function that frees the place.
+   *
+   * @throws StatusError 429 when too many requests wait.
+   */
+  hold(owner: Owner): () => void {
+    const held = this.#heldBy(owner);
+    held.forEach(([shares, name]) => shares.check(name, 1));
+    held.forEach(([shares, name]) => shares.take(name, 1));
+    return () => held.forEach(([shares, name]) => shares.release(name, 1));
   }
 
   /** Ends all waits. Resolves when all answers are sent, or after the time limit. */

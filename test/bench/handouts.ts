@@ -7,7 +7,6 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { CHANNEL } from '../../actions/session.ts';
 import { DEV_ROLE, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { VM_POOLS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -18,7 +17,7 @@ import { AgentProcess, endMachines } from '../../hack/cluster/agent.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { makeKey, sshOptions } from '../../hack/login.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { COMMAND_PROTOCOL } from '../../kube/channels.ts';
+import { COMMAND_CHANNEL, COMMAND_PROTOCOL } from '../../kube/channelprotocol.ts';
 import { PODS } from '../../kube/core.ts';
 import { pathOf } from '../../kube/objects.ts';
 import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
@@ -242,11 +241,11 @@ class Bench {
     const channels = await transport.channels({
       path: `${pathOf(PODS, { namespace: NAMESPACE, name }, 'exec')}?${query.toString()}`,
       protocol: COMMAND_PROTOCOL,
-      numbers: [CHANNEL.stdout, CHANNEL.status],
+      numbers: [COMMAND_CHANNEL.stdout, COMMAND_CHANNEL.status],
       signal: AbortSignal.timeout(LIMIT.deadlineMilliseconds),
     });
-    channels.channel(CHANNEL.stdout).resume();
-    channels.channel(CHANNEL.status).resume();
+    channels.channel(COMMAND_CHANNEL.stdout).resume();
+    channels.channel(COMMAND_CHANNEL.status).resume();
     await channels.ended;
   }
 }

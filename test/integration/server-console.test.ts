@@ -1,8 +1,6 @@
 /** The console: its page, and what it can read with the token of a user. */
 import { randomBytes } from 'node:crypto';
-import { once } from 'node:events';
-import { createInterface } from 'node:readline';
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
 import { JOB_TIMES } from '../../api/v1alpha1/names.ts';
 import { SERVERS, VM_POOLS, VMS } from '../../api/v1alpha1/resources.ts';
 import { bundleConsole } from '../../hack/bundle.ts';
@@ -10,8 +8,10 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { writeData } from '../../kube/configmapdata.ts';
+import { NAMESPACES } from '../../kube/core.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { accountToken } from '../support/members.ts';
+import { WatchingPage } from '../wires/consolewatch.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
 
 const namespace = `platform-console-${randomBytes(4).toString('hex')}`;
@@ -30,8 +30,8 @@ const KINDS = [
   'runnersets',
 ];
 const CLUSTER_WIDE = [...KINDS, 'servers', 'nodes'];
-/** Watches of one user at the same time. */
-const USER_WATCHES = 24;
+/** Watches of one user at the same time, with the WebSockets that carry them. */
+const USER_WATCHES = 30;
 
 let cluster: Cluster;
 let server: ServerProcess;
@@ -40,6 +40,13 @@ let member: string;
 let other: string;
 let stranger: string;
 let lead: string;
+const pages = new Set<WatchingPage>();
+
+afterEach(async () => {
+  pages.forEach(({ socket }) => socket.terminate());
+  await Promise.all([...pages].map(async ({ closed }) => await closed));
+  pages.clear();
+});
 
 beforeAll(async () => {
   cluster = await sharedCluster();
@@ -114,7 +121,6 @@ it.each(KINDS)('reads %s of a namespace for its members only', async (plural) =>
   const path = `${OBJECTS}/${SCOPE}/${plural}`;
   expect((await api.call(path, { token: member })).status).toBe(200);
   expect((await api.call(path, { token: stranger })).status).toBe(403);
-  expect((await api.call(`/console/watch/${SCOPE}/${plural}?resourceVersion=1`)).status).toBe(401);
   for (const method of ['POST', 'PUT', 'PATCH', 'DELETE'] as const) {
     const { status, headers } = await api.call(path, { method, token: lead });
     expect([method, status, headers['allow']]).toEqual([method, 405, 'GET']);
@@ -154,7 +160,6 @@ it('passes on nothing else', async () => {
     `${OBJECTS}/namespaces/kube-system/vms`,
     `${OBJECTS}/namespaces/berth-system/vms`,
     `/console/watch/${SCOPE}/secrets?resourceVersion=1`,
-    `/console/watch/namespaces/kube-system/vms?resourceVersion=1`,
     '/console/api/v1/secrets',
     '/console/objects',
     '/console/console.mjs',
@@ -273,9 +278,6 @@ it.each([
   [`${OBJECTS}/vms?limit=0`, /limit/],
   [`${OBJECTS}/vms?limit=501`, /limit/],
   [`${OBJECTS}/vms?continue=${'x'.repeat(5_000)}`, /continue: must have at most 4096/],
-  [`/console/watch/vms`, /resourceVersion: is required/],
-  [`/console/watch/vms?resourceVersion=0x1`, /resourceVersion: must be the resourceVersion of a list/],
-  [`/console/watch/vms?resourceVersion=1&timeoutSeconds=999999`, /timeoutSeconds/],
   [`${OBJECTS}/${SCOPE}/events`, /regarding: is required/],
   [`${OBJECTS}/${SCOPE}/events?regarding=a,metadata.name!=b`, /regarding: must be the name of an object/],
 ])('refuses %s, and names the mistake', async (path, message) => {
@@ -309,13 +311,23 @@ it('offers no sign-in without a provider', async () => {
 });
 
 it('tells how long jobs waited and ran to those who may list the VMs', async () => {
-  const document = { begunAt: '2026-11-30T12:00:00Z', entries: [[5_930_000, 1, 4, 4, 0, 0, 0]] };
+  const { uid } = (await cluster.client().get(NAMESPACES, { name: namespace })).metadata;
+  const document = {
+    namespaceUid: uid,
+    begunAt: '2026-11-30T12:00:00Z',
+    entries: [[5_930_000, 1, 4, 4, 0, 0, 0]],
+  };
+  // While no operator leads, the times of a deleted namespace stay. Here it is another namespace with the same name.
+  const stale = { ...document, namespaceUid: 'uid-of-an-earlier-namespace' };
   const ref = { namespace: 'berth-system', name: JOB_TIMES };
-  await writeData(cluster.client(), ref, { [namespace]: JSON.stringify(document) });
+  const stored = { [namespace]: JSON.stringify(document), 'platform-default': JSON.stringify(stale) };
+  await writeData(cluster.client(), ref, stored);
   try {
     const own = `/console/times/namespaces/${namespace}`;
     expect((await api.call(own, { token: member })).body).toEqual({ documents: [document] });
-    expect((await api.call('/console/times', { token: lead })).body.documents).toContainEqual(document);
+    const { documents } = (await api.call('/console/times', { token: lead })).body;
+    expect(documents).toContainEqual(document);
+    expect(documents).not.toContainEqual(stale);
     const refused = ['/console/times', '/console/times/namespaces/platform-default', own];
     const tokens = [member, member, stranger];
     for (const [index, path] of refused.entries()) {
@@ -325,61 +337,127 @@ it('tells how long jobs waited and ran to those who may list the VMs', async () 
     expect((await api.call(own)).status).toBe(401);
     expect((await api.call('/console/times/namespaces/kube-system', { token: lead })).status).toBe(404);
   } finally {
-    await writeData(cluster.client(), ref, { [namespace]: null });
+    await writeData(cluster.client(), ref, { [namespace]: null, 'platform-default': null });
   }
 });
 
-/** Begins a watch at the present state of the VMs. Returns the status, and a function that reads the next event. */
-async function watch(token: string, signal: AbortSignal) {
-  const { body } = await api.call(`${OBJECTS}/${SCOPE}/vms`, { token: member });
-  const path = `/console/watch/${SCOPE}/vms?resourceVersion=${body.resourceVersion}`;
-  const answer = await api.open(path, { token, signal });
-  return { status: answer.statusCode, body: answer.body };
+/** Opens a page of a user that watches objects. */
+async function openPage(token: string): Promise<WatchingPage> {
+  const page = await WatchingPage.open(server, token);
+  pages.add(page);
+  return page;
 }
 
-it('shows the changes of a watch at once', async () => {
-  const end = new AbortController();
-  const { status, body } = await watch(other, end.signal);
-  expect(status).toBe(200);
-  body.on('error', () => undefined);
-  const lines = createInterface({ input: body });
-  lines.on('error', () => undefined);
+/** Returns the present version of all objects. */
+async function version(): Promise<string> {
+  return (await api.call(`${OBJECTS}/${SCOPE}/vms`, { token: member })).body.resourceVersion;
+}
+
+it('shows the changes of several kinds at once, over one WebSocket', async () => {
+  const page = await openPage(other);
+  const from = await version();
+  const [vms, pools] = [page.start(`${SCOPE}/vms`, from), page.start(`${SCOPE}/vmpools`, from)];
   // The first line is empty. It comes at once, so that clients know that the watch has begun.
-  expect(await once(lines, 'line')).toEqual(['']);
-  const line = once(lines, 'line');
+  await Promise.all([page.shows(vms, '\n'), page.shows(pools, '\n')]);
   await cluster.client().create(VMS, { metadata: { name: 'two', namespace }, spec: { image: 'image' } });
-  const [text] = (await line) as [string];
-  expect(JSON.parse(text)).toMatchObject({ type: 'ADDED', object: { metadata: { name: 'two' } } });
-  end.abort();
+  const spec = { replicas: 0, template: { spec: { image: 'image' } } };
+  await cluster.client().create(VM_POOLS, { metadata: { name: 'seen', namespace }, spec });
+  const [, line = ''] = (await page.shows(vms, '}\n')).split('\n');
+  expect(JSON.parse(line)).toMatchObject({ type: 'ADDED', object: { metadata: { name: 'two' } } });
+  expect(await page.shows(pools, '"seen"')).not.toContain('"two"');
 });
 
-it('refuses a watch to those without the right', async () => {
-  const end = new AbortController();
-  const { status, body } = await watch(stranger, end.signal);
-  expect(status).toBe(403);
-  expect(await body.text()).toContain('cannot watch resource');
-  end.abort();
+it('tells of a watch that is refused or has ended, and goes on with the others', async () => {
+  const page = await openPage(member);
+  const from = await version();
+  const vms = page.start(`${SCOPE}/vms`, from);
+  const end = async (path: string, at = from) => await page.ended(page.start(path, at));
+  expect(await end('nodes')).toMatchObject({ code: 403, message: expect.stringContaining('cannot watch') });
+  expect(await end('vms')).toMatchObject({ code: 403 });
+  for (const path of [`${SCOPE}/secrets`, `${SCOPE}/nodes`, 'secrets', 'namespaces/kube-system/vms']) {
+    expect([path, await end(path)]).toEqual([path, expect.objectContaining({ code: 404 })]);
+  }
+  // The API server says in the watch itself that it no longer has the events.
+  const old = page.start(`${SCOPE}/vms`, '1');
+  await page.shows(old, '"code":410');
+  const stopped = page.start(`${SCOPE}/images`, from);
+  await page.shows(stopped, '\n');
+  page.stop(stopped);
+  await cluster.client().create(VMS, { metadata: { name: 'later', namespace }, spec: { image: 'image' } });
+  await page.shows(vms, '"later"');
 });
 
-it('bounds the watches of one user, and leaves room for another one', async () => {
-  const end = new AbortController();
-  const open = await Promise.all(Array.from({ length: USER_WATCHES }, () => watch(member, end.signal)));
-  open.forEach(({ body }) => body.on('error', () => undefined));
-  expect(open.map(({ status }) => status)).toEqual(open.map(() => 200));
-  const refused = await watch(member, end.signal);
-  expect([refused.status, await refused.body.text()]).toEqual([
-    429,
-    expect.stringContaining(`${USER_WATCHES} requests of user system:serviceaccount:${namespace}:member`),
-  ]);
-  const neighbour = await watch(other, end.signal);
-  neighbour.body.on('error', () => undefined);
-  expect(neighbour.status).toBe(200);
-  end.abort();
+it('two windows with all namespaces leave the six connections of a browser to other requests', async () => {
+  const windows = [await openPage(lead), await openPage(lead)];
+  const from = await version();
+  for (const page of windows) {
+    const watches = ['vms', 'emulators', 'nodes', 'servers'].map((path) => page.start(path, from));
+    await Promise.all(watches.map(async (id) => await page.shows(id, '\n')));
+  }
+  const browser = new HTTPClient(server, { connections: 6 });
+  try {
+    const lists = CLUSTER_WIDE.map(async (kind) => await browser.call(`${OBJECTS}/${kind}`, { token: lead }));
+    expect((await Promise.all(lists)).map(({ status }) => status)).toEqual(CLUSTER_WIDE.map(() => 200));
+  } finally {
+    await browser.close();
+  }
+});
+
+it.each([
+  ['without a token', { token: '' }, 401, /Unauthorized/],
+  ['with an invented token', { token: 'invented' }, 401, /Unauthorized/],
+  ['from a page of another server', { origin: 'https://evil.example' }, 403, /Only the console/],
+  ['from no page', { origin: undefined }, 403, /Only the console/],
+  ['without the protocol', { protocols: ['v5.channel.k8s.io'] }, 400, /must offer .*watch/],
+])('refuses watches %s', async (_, options, status, message) => {
+  const page = new WatchingPage(server, { token: member, ...options });
+  expect(await page.refusal()).toEqual([status, expect.stringMatching(message)]);
+});
+
+it('tells a page without a WebSocket why its watches are refused', async () => {
+  expect((await api.call('/console/watch', { token: member })).status).toBe(426);
+  expect((await api.call('/console/watch')).status).toBe(401);
+});
+
+it.each([
+  ['no JSON', 'vms', 1008],
+  ['another request', JSON.stringify({ get: 'vms' }), 1008],
+  ['a path with a query', JSON.stringify({ start: { id: 1, path: 'vms?x', resourceVersion: '1' } }), 1008],
+  ['a path upwards', JSON.stringify({ start: { id: 1, path: '../vms', resourceVersion: '1' } }), 1008],
+  ['no version', JSON.stringify({ start: { id: 1, path: 'vms', resourceVersion: '' } }), 1008],
+  ['more than a page sends', JSON.stringify({ stop: 1 }).padEnd(2_000), 1009],
+])('ends the WebSocket of a page that sends %s, and no other one', async (_, text, code) => {
+  const bystander = await openPage(other);
+  const page = await openPage(member);
+  page.socket.send(text);
+  expect((await page.closed)[0]).toBe(code);
+  await bystander.shows(bystander.start(`${SCOPE}/vms`, await version()), '\n');
+});
+
+it('bounds the watches of a page and of a user, and leaves room for another one', async () => {
+  const from = await version();
+  const begin = async (page: WatchingPage, count: number) => {
+    const watches = Array.from({ length: count }, () => page.start(`${SCOPE}/vms`, from));
+    await Promise.all(watches.map(async (id) => await page.shows(id, '\n')));
+  };
+  const first = await openPage(member);
+  await begin(first, 8);
+  const ninth = await first.ended(first.start(`${SCOPE}/vms`, from));
+  expect(ninth).toMatchObject({ code: 429, message: expect.stringContaining('at most 8 watches') });
+  await begin(await openPage(member), 8);
+  await begin(await openPage(member), 8);
+  // Each WebSocket has a place, too: these are 27 of 30.
+  const last = await openPage(member);
+  await begin(last, 2);
+  const refused = await last.ended(last.start(`${SCOPE}/vms`, from));
+  const who = `${USER_WATCHES} requests of user system:serviceaccount:${namespace}:member`;
+  expect(refused).toMatchObject({ code: 429, message: expect.stringContaining(who) });
+  expect((await new WatchingPage(server, { token: member }).refusal())[0]).toBe(429);
+  await begin(await openPage(other), 1);
+  first.socket.close();
+  await first.closed;
   await waitFor('the places to be free', async () => {
-    const again = new AbortController();
-    const { status, body } = await watch(member, again.signal);
-    body.on('error', () => undefined);
-    again.abort();
-    return status === 200;
+    await begin(last, 1);
+    return true;
   });
 });

@@ -22,18 +22,28 @@ export interface HTTPCall {
   readonly signal?: AbortSignal;
 }
 
+interface ClientOptions {
+  /** Address from which the client connects. The system chooses one by default. */
+  readonly localAddress?: string | undefined;
+  readonly connections?: number;
+}
+
 export class HTTPClient {
   readonly #url: string;
   readonly #dispatcher: Agent;
 
-  /** `localAddress` is the address from which the client connects. The system chooses one by default. */
-  constructor({ url, authority }: Pick<ServerProcess, 'url' | 'authority'>, localAddress?: string) {
+  /** `connections` is the largest number of connections. There is no limit by default. */
+  constructor(
+    { url, authority }: Pick<ServerProcess, 'url' | 'authority'>,
+    { localAddress, connections }: ClientOptions = {},
+  ) {
     this.#url = url;
     this.#dispatcher = new Agent({
       connect: { ca: authority },
       headersTimeout: 0,
       bodyTimeout: 0,
       ...(localAddress === undefined ? {} : { localAddress }),
+      ...(connections === undefined ? {} : { connections }),
     });
   }
 

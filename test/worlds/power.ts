@@ -70,7 +70,7 @@ export class PowerWorld {
 
   /** Returns a client of the power API of a replica, which connects from an address of the loopback network. */
   client({ powerUrl, authority }: ServerProcess, localAddress?: string): HTTPClient {
-    const client = new HTTPClient({ url: powerUrl, authority }, localAddress);
+    const client = new HTTPClient({ url: powerUrl, authority }, { localAddress });
     this.#clients.push(client);
     return client;
   }

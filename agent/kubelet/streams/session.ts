@@ -5,7 +5,9 @@
 import { Duplex, type Readable, type Writable } from 'node:stream';
 import { finished } from 'node:stream/promises';
 import { LONGEST_TIMER_MILLISECONDS, rest } from '../../../base/time.ts';
+import { COMMAND_PROTOCOL } from '../../../kube/channelprotocol.ts';
 import { HttpError } from '../../../kube/serving/httperror.ts';
+import { readItems } from '../../../kube/serving/websockets.ts';
 
 /** Time limit for a client to read the remaining data and the result after the session's signal has aborted. */
 const FINISH_MILLISECONDS = 10_000;
@@ -84,20 +86,15 @@ export class ClientGoneError extends Error {
  * Protocols for `exec` and `attach`, the preferred protocol first. The two protocols differ only in sessions over WebSockets. Older
  * protocols are not in the list, because they transfer no exit code.
  */
-export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.channel.k8s.io'];
+export const COMMAND_PROTOCOLS: readonly string[] = [COMMAND_PROTOCOL, 'v4.channel.k8s.io'];
 
 /**
- * Returns the first of our protocols that the client offers in a header. The function splits the header only at commas. A pattern that also
- * matches spaces could take seconds for a long header of spaces.
+ * Returns the first of our protocols that the client offers in a header.
  *
  * @throws HttpError 400 when the client offers none of our protocols.
  */
 export function chooseProtocol(header: string | string[] | undefined, ours: readonly string[]): string {
-  const offered = new Set(
-    String(header ?? '')
-      .split(',')
-      .map((one) => one.trim()),
-  );
+  const offered = new Set(readItems(header));
   const chosen = ours.find((one) => offered.has(one));
   if (chosen === undefined) {
     throw new HttpError(400, `The client offers none of the protocols ${ours.join(', ')}`);

@@ -1,7 +1,14 @@
 /** Sessions over WebSockets. The first byte of each message is the number of its channel. */
-import { type WebSocket, WebSocketServer } from 'ws';
+import type { WebSocket } from 'ws';
+import {
+  COMMAND_CHANNEL,
+  COMMAND_PROTOCOL,
+  END_CHANNEL,
+  PORT_PROTOCOL,
+} from '../../../kube/channelprotocol.ts';
 import { HttpError } from '../../../kube/serving/httperror.ts';
 import type { Upgrade } from '../../../kube/serving/upgrades.ts';
+import { acceptWebSocket } from '../../../kube/serving/websockets.ts';
 import {
   chooseProtocol,
   ClientGoneError,
@@ -28,16 +35,6 @@ const SENT_BYTES = 64 * 1024;
  * and the server notices the loss.
  */
 const PING_MILLISECONDS = 30_000;
-/** Numbers of the channels in a session of `exec` or `attach`. */
-const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3 } as const;
-/** Channel of protocol v5 whose messages end other channels. Each message contains the number of the channel that ends. */
-const END_CHANNEL = 255;
-/** Protocol for commands with which a client can end the input. */
-const END_PROTOCOL = 'v5.channel.k8s.io';
-/**
- * Protocol for connections to ports. A kubelet uses the same protocol. Clients also offer other protocols, which the agent does not use.
- */
-const PORT_PROTOCOL = 'v4.channel.k8s.io';
 
 class Channel extends ReceivingStream {
   readonly #channels: Channels;
@@ -167,31 +164,10 @@ class Channels {
 }
 
 /** Accepts the connection. @throws HttpError 400 when the client offers none of the protocols. */
-function accept(
-  { request, socket, head }: Upgrade,
-  ours: readonly string[],
-  limits: SessionLimits,
-): Channels {
-  const protocol = chooseProtocol(request.headers['sec-websocket-protocol'], ours);
-  const server = new WebSocketServer({
-    noServer: true,
-    maxPayload: MESSAGE_BYTES,
-    perMessageDeflate: false,
-    clientTracking: false,
-    handleProtocols: () => protocol,
-  });
-  let accepted: WebSocket | undefined;
-  server.on('wsClientError', (error) => {
-    throw new HttpError(400, error.message);
-  });
-  // `handleUpgrade` is synchronous. Before it returns, it calls either the callback below or the listener above, which throws an error.
-  server.handleUpgrade(request, socket, head, (one) => {
-    accepted = one;
-  });
-  if (accepted === undefined) {
-    throw new HttpError(400, 'The connection is closed');
-  }
-  return new Channels(accepted, limits, protocol === END_PROTOCOL);
+function accept(upgrade: Upgrade, ours: readonly string[], limits: SessionLimits): Channels {
+  const protocol = chooseProtocol(upgrade.request.headers['sec-websocket-protocol'], ours);
+  const socket = acceptWebSocket(upgrade, { protocol, messageBytes: MESSAGE_BYTES });
+  return new Channels(socket, limits, protocol === COMMAND_PROTOCOL);
 }
 
 /**
@@ -204,15 +180,15 @@ export function acceptCommand(
   limits: SessionLimits,
 ): CommandSession {
   const offered = upgrade.request.headers['sec-websocket-protocol'];
-  if (wanted.stdin && wanted.stdinEnd && chooseProtocol(offered, COMMAND_PROTOCOLS) !== END_PROTOCOL) {
+  if (wanted.stdin && wanted.stdinEnd && chooseProtocol(offered, COMMAND_PROTOCOLS) !== COMMAND_PROTOCOL) {
     throw new HttpError(
       400,
-      `The agent needs the end of the input, so the client must offer the protocol ${END_PROTOCOL}, or send no input`,
+      `The agent needs the end of the input, so the client must offer the protocol ${COMMAND_PROTOCOL}, or send no input`,
     );
   }
   const channels = accept(upgrade, COMMAND_PROTOCOLS, limits);
   const open = (name: 'stdin' | 'stdout' | 'stderr'): Channel | undefined =>
-    wanted[name] ? channels.open(CHANNEL[name]) : undefined;
+    wanted[name] ? channels.open(COMMAND_CHANNEL[name]) : undefined;
   const [stdin, stdout, stderr] = [open('stdin'), open('stdout'), open('stderr')];
   const { signal, ended } = channels;
   return {
@@ -225,7 +201,7 @@ export function acceptCommand(
       // If nobody read the input, a full channel would keep the agent from noticing that the client closes the connection.
       stdin?.resume();
       await untilEnd(endStreams([stdout, stderr]), signal);
-      channels.send(CHANNEL.error, Buffer.from(JSON.stringify(status)), () => undefined);
+      channels.send(COMMAND_CHANNEL.status, Buffer.from(JSON.stringify(status)), () => undefined);
       channels.close();
       await untilEnd(ended, signal);
     },
