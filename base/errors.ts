@@ -17,13 +17,18 @@ export function messageOf(error: unknown): string {
 /** A path with at least two parts. What follows a colon or a letter is no path, but part of an address or of a relative path. */
 const PATH = /(?<![\w:/.~-])(?:\/[^\s/'":,;()<>]+)+\/([^\s/'":,;()<>]+)/g;
 
+/** Returns the text with only the last part of each path of this host. */
+export function withoutPaths(text: string): string {
+  return text.replaceAll(PATH, '$1');
+}
+
 /**
  * Returns the message of an error for tenants. Errors of the system and of programs name files of the host, and only the last part of their
  * paths stays. The message of an error with a reason stays whole, unless one of its causes is such an error.
  */
 export function messageWithoutPaths(error: unknown): string {
   const message = messageOf(error);
-  return reasonOf(error) === undefined || comesFromHost(error) ? message.replaceAll(PATH, '$1') : message;
+  return reasonOf(error) === undefined || comesFromHost(error) ? withoutPaths(message) : message;
 }
 
 /** Reports whether the error or one of its causes is an error of the system or of a program. */

@@ -7,8 +7,8 @@ import { open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { hasCode, messageOf, undefinedIf } from '../../base/errors.ts';
-import { run } from '../../base/exec.ts';
+import { hasCode, messageOf, undefinedIf, withoutPaths } from '../../base/errors.ts';
+import { ProgramError, run } from '../../base/exec.ts';
 import type { MachineCgroups, MachineLimits } from '../processes/cgroup.ts';
 import { findByArgument, identify, isAlive, type ProcessIdentity } from '../processes/process.ts';
 import type { ExitReason, InspectOptions, MachineFolder, MachineState, RunningState } from './driver.ts';
@@ -98,7 +98,9 @@ export function withLog(what: string, lines: string): string {
  */
 export function startErrorOf(what: string, lines: string, reasons: StartReasons): ReasonedError {
   const reason = reasons.find(([pattern]) => pattern.test(lines))?.[1] ?? 'StartFailed';
-  return new ReasonedError(reason, withLog(what, lines));
+  // The cause says that the message has the words of a program, which can name files of the host.
+  const cause = new ProgramError(what, { lastOutput: lines });
+  return new ReasonedError(reason, withLog(what, lines), { cause });
 }
 
 /** Fields that the state files of all drivers have. */
@@ -445,7 +447,7 @@ export abstract class MachineProcess<State extends ProcessState, Watch extends P
         ? `The ${this.program} reached the memory limit of its machine, and the kernel of the host ended it`
         : this.describeExit(status);
     const lines = await this.logLines();
-    const end = { reason: this.exitReason(status, lines), message: withLog(what, lines) };
+    const end = { reason: this.exitReason(status, lines), message: withoutPaths(withLog(what, lines)) };
     const state = await this.#change((known) => changeAtEnd(known, end));
     this.#letGo();
     await this.#context.cgroups.remove(uid);

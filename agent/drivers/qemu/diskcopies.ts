@@ -422,7 +422,7 @@ export class DiskCopies {
     if (running && (await this.#machine.process()) === undefined) {
       return new ReasonedError('Interrupted', 'The machine ended while its disk was copied');
     }
-    return new ReasonedError('CopyFailed', `The disk was not copied: ${messageOf(error)}`);
+    return new ReasonedError('CopyFailed', `The disk was not copied: ${messageOf(error)}`, { cause: error });
   }
 
   async #clear(): Promise<void> {

@@ -3,7 +3,7 @@ import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
-import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
+import { isMissing, messageOf, messageWithoutPaths, undefinedIf } from '../../../base/errors.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
 import type { BaseImage, MemoryFiles } from '../../disks/disk.ts';
@@ -201,7 +201,7 @@ export class QemuDriver implements DriverOfVMs {
     } catch (error) {
       await machine.remake(platform);
       signal?.throwIfAborted();
-      throw new WarmStartRefused('RenewalFailed', messageOf(error));
+      throw new WarmStartRefused('RenewalFailed', messageWithoutPaths(error));
     }
     const { uid } = folder;
     this.#context.logger.info(
@@ -309,7 +309,7 @@ export class QemuDriver implements DriverOfVMs {
       if (signal.aborted || error instanceof ReasonedError) {
         throw error;
       }
-      throw new ReasonedError('SnapshotNotTaken', messageOf(error));
+      throw new ReasonedError('SnapshotNotTaken', messageOf(error), { cause: error });
     }
   }
 
