@@ -101,7 +101,7 @@ interface PageWatchesOptions {
 }
 
 /** The watches of one page. */
-class PageWatches {
+export class PageWatches {
   readonly #o: PageWatchesOptions;
   readonly #open = new Map<number, AbortController>();
   readonly #end = Promise.withResolvers<StreamEnd>();
