@@ -1,15 +1,17 @@
-/** Last part of the demo: saves its VM with its memory, and starts four VMs from it at once. */
-import { IMAGES, VMS } from '../api/v1alpha1/resources.ts';
+/** Last part of the demo: saves its VM with its memory, starts four VMs from it at once, and leaves a pool of such VMs. */
+import { IMAGES, VM_POOLS, VMS } from '../api/v1alpha1/resources.ts';
 import type { Cluster } from './cluster/index.ts';
 import { waitFor } from './wait.ts';
 
 /** Image that the demo leaves, so that users can deploy from it. */
 const IMAGE = 'hello-warm';
 const COUNT = 4;
+/** Pool that the demo leaves, so that users can claim VMs. */
+const POOL = { name: 'fresh', replicas: 2 } as const;
 /** Time limit of the save, and of the starts. Each takes a few seconds on an idle machine. */
 const LIMIT = { deadlineMilliseconds: 120_000, intervalMilliseconds: 50 };
 
-/** Returns a text with the times of the four starts. `bootSeconds` is the time of a VM that booted. The four VMs are deleted afterwards. */
+/** Returns a text with the times of the four starts. `bootSeconds` is the time of a VM that booted. The four VMs are deleted afterwards, and a pool takes their place. */
 export async function showWarmStarts(
   cluster: Cluster,
   { namespace, vm, bootSeconds }: { namespace: string; vm: string; bootSeconds: number },
@@ -37,7 +39,11 @@ export async function showWarmStarts(
     }),
   );
   await Promise.all(names.map(async (name) => await client.delete(VMS, { namespace, name })));
-  return `${vm} booted and was Ready after ${bootSeconds.toFixed(1)} s. Four VMs from its memory, all at once:\n\n${lines.join('\n')}\n`;
+  await client.create(VM_POOLS, {
+    metadata: { namespace, name: POOL.name },
+    spec: { replicas: POOL.replicas, template: { spec: { image: IMAGE, cpu, memory } } },
+  });
+  return `${vm} booted and was Ready after ${bootSeconds.toFixed(1)} s. Four VMs from its memory, all at once:\n\n${lines.join('\n')}\n\nThe pool ${POOL.name} keeps ${POOL.replicas} VMs of this image ready.\n`;
 }
 
 /** Returns how a VM that is Ready started; undefined while it is not Ready. */

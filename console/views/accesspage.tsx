@@ -148,15 +148,21 @@ function Accounts({ accounts, tools }: AccountsProps) {
         <p>All its tokens become invalid at once, and programs that use them stop working.</p>
       </Confirm>,
     );
-  const create = async ({ name }: Record<string, unknown>) => {
-    await api.send('POST', pathOf(String(name)));
-    close();
-    await act(`Service account ${String(name)} was created`, async () => await Promise.resolve());
+  const showToken = (name: string) =>
+    show(<TokenDialog key={name} api={api} path={pathOf(name)} name={name} onClose={close} />);
+  const create = async (values: Record<string, unknown>) => {
+    const name = String(values['name']);
+    await api.send('POST', pathOf(name));
+    // A new account is of no use without a token.
+    showToken(name);
+    await act(`Service account ${name} was created`, async () => await Promise.resolve());
   };
   return (
     <section aria-labelledby="accounts-title">
       <h2 id="accounts-title">Service accounts</h2>
-      <p class="calm">Users that are programs, for example CI systems. A new one has the role dev.</p>
+      <p class="calm">
+        For programs, and for people without an account at the identity provider. A new one has the role dev.
+      </p>
       <table class="facts-table">
         <tbody>
           {accounts.map((name) => (
@@ -167,9 +173,7 @@ function Accounts({ accounts, tools }: AccountsProps) {
                   type="button"
                   class="small"
                   aria-label={`New token of ${name}`}
-                  onClick={() =>
-                    show(<TokenDialog api={api} path={pathOf(name)} name={name} onClose={close} />)
-                  }
+                  onClick={() => showToken(name)}
                 >
                   New token…
                 </button>
@@ -322,7 +326,10 @@ function Members({ members, tools }: MembersProps) {
   return (
     <section aria-labelledby="members-title">
       <h2 id="members-title">Members</h2>
-      <p class="calm">They have the role dev: they use VMs and images of the namespace.</p>
+      <p class="calm">
+        They have the role dev: they use VMs and images of the namespace. People sign in at the identity
+        provider, and need no token.
+      </p>
       {members.length === 0 ? <p class="calm">Nobody has the role yet.</p> : null}
       <table class="facts-table">
         <tbody>

@@ -82,13 +82,15 @@ function Frame({ api, session, onLeave }: FrameProps) {
             Access
           </PageLink>
         </nav>
-        <NamespaceChoice api={api} session={session} place={place} namespace={namespace} />
-        <span class="user" title={session.username}>
-          {session.username.replace(/^system:serviceaccount:/, '')}
-        </span>
-        <button type="button" class="quiet" onClick={onLeave}>
-          Sign out
-        </button>
+        <div class="session">
+          <NamespaceChoice api={api} session={session} place={place} namespace={namespace} />
+          <span class="user" title={session.username}>
+            {session.username.replace(/^system:serviceaccount:/, '')}
+          </span>
+          <button type="button" class="quiet" onClick={onLeave}>
+            Sign out
+          </button>
+        </div>
       </header>
       <main class="page">
         <Page place={place} api={api} session={session} fleet={fleet} namespace={namespace} />
@@ -191,7 +193,7 @@ function NamespaceChoice({ api, session, place, namespace }: NamespaceChoiceProp
   };
   return (
     <label class="namespace">
-      <span>Namespace</span>
+      <span class="visually-hidden">Namespace</span>
       <select value={namespace ?? ALL} onChange={({ currentTarget }) => choose(currentTarget.value)}>
         {session.mayWatch.vms ? <option value={ALL}>All namespaces</option> : null}
         {options.map((name) => (

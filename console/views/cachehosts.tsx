@@ -7,8 +7,6 @@ import { Space } from './space.tsx';
 
 /** Height of a row in pixels. The style sheet has the same height. */
 const ROW_HEIGHT = 30;
-/** Number of columns. */
-const COLUMNS = 3;
 
 export function CacheHosts({ entries }: { readonly entries: readonly ImageCacheEntry[] }) {
   const [element, viewport] = useViewport();
@@ -29,7 +27,7 @@ export function CacheHosts({ entries }: { readonly entries: readonly ImageCacheE
           </tr>
         </thead>
         <tbody>
-          <Space height={above} columns={COLUMNS} />
+          <Space height={above} />
           {hosts.slice(first, end).map(({ host, cached, others }, index) => {
             const texts = others.map(({ image, state, message }) =>
               [`${image}: ${state}`, message].filter(Boolean).join(', '),
@@ -44,7 +42,7 @@ export function CacheHosts({ entries }: { readonly entries: readonly ImageCacheE
               </tr>
             );
           })}
-          <Space height={below} columns={COLUMNS} />
+          <Space height={below} />
         </tbody>
       </table>
     </div>

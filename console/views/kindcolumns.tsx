@@ -2,6 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { shortImageName } from '../../api/v1alpha1/reference.ts';
 import type { RunnerSet } from '../../api/v1alpha1/runnerset.ts';
 import type { Server } from '../../api/v1alpha1/server.ts';
 import type { VMPool } from '../../api/v1alpha1/vmpool.ts';
@@ -83,7 +84,7 @@ const OWN_COLUMNS: Readonly<Record<string, (tools: ObjectTools) => ShownColumn[]
       { name: 'Mode', style: 'date', text: ({ spec }) => spec.mode ?? 'Claim' },
       {
         name: 'Image',
-        text: ({ spec: { template } }) => template.spec.image ?? template.spec.configRef?.name,
+        text: ({ spec: { template } }) => templateSource(template),
       },
       MESSAGE,
       {
@@ -206,6 +207,11 @@ const OWN_COLUMNS: Readonly<Record<string, (tools: ObjectTools) => ShownColumn[]
       },
     ),
 };
+
+/** Returns the short name of the image, or the name of the VM config that has it. */
+function templateSource({ spec: { image, configRef } }: VMPool['spec']['template']): string | undefined {
+  return image === undefined ? configRef?.name : shortImageName(image);
+}
 
 const POWER_TONES: Readonly<Record<string, string>> = {
   On: 'runs',

@@ -130,7 +130,12 @@ function ScaleDialog({ pool, tools, onClose }: PoolProps & { readonly onClose: (
   );
 }
 
-const POWER: readonly PowerAction[] = ['On', 'Off', 'Reboot'];
+/** What each button does to a server. */
+const POWER: readonly (readonly [PowerAction, string])[] = [
+  ['On', 'Switch on'],
+  ['Off', 'Switch off'],
+  ['Reboot', 'Reboot'],
+];
 
 interface ServerProps {
   readonly server: Server;
@@ -140,14 +145,14 @@ interface ServerProps {
 export function ServerButtons({ server, tools }: ServerProps) {
   const { name } = server.metadata;
   const request = (action: PowerAction) =>
-    void act(tools, `${action} of server ${name} was requested`, async () => {
+    void act(tools, `${action} was requested for server ${name}`, async () => {
       await tools.api.send('PATCH', `/console/objects/servers/${encodeURIComponent(name)}`, { action });
     });
-  const ask = (action: PowerAction) =>
+  const ask = (action: PowerAction, verb: string) =>
     tools.show(
       <Confirm
-        title={`${action} of server ${name}?`}
-        act={action}
+        title={`${verb} server ${name}?`}
+        act={verb}
         onAct={() => request(action)}
         onClose={() => tools.show(null)}
       >
@@ -156,13 +161,13 @@ export function ServerButtons({ server, tools }: ServerProps) {
     );
   return (
     <>
-      {POWER.map((action) => (
+      {POWER.map(([action, verb]) => (
         <button
           key={action}
           type="button"
           class="small"
-          aria-label={`${action} of server ${name}`}
-          onClick={() => (action === 'On' ? request(action) : ask(action))}
+          aria-label={`${verb} server ${name}`}
+          onClick={() => (action === 'On' ? request(action) : ask(action, verb))}
         >
           {action === 'On' ? action : `${action}…`}
         </button>

@@ -133,7 +133,7 @@ function ObjectTable({ objects, columns, hasNamespaces }: ObjectTableProps) {
           </tr>
         </thead>
         <tbody>
-          <Space height={above} columns={columns.length + 2} />
+          <Space height={above} />
           {objects.slice(first, end).map((object, index) => (
             <tr
               key={`${object.metadata.namespace}/${object.metadata.name}`}
@@ -149,7 +149,7 @@ function ObjectTable({ objects, columns, hasNamespaces }: ObjectTableProps) {
               <td class="number">{age(object.metadata.creationTimestamp)}</td>
             </tr>
           ))}
-          <Space height={below} columns={columns.length + 2} />
+          <Space height={below} />
         </tbody>
       </table>
     </div>

@@ -91,7 +91,12 @@ function ProviderButton({ isBusy }: { readonly isBusy: boolean }) {
   }, []);
   if (offer !== undefined) {
     return (
-      <button type="button" class="account" disabled={isBusy} onClick={() => void goToProvider(offer)}>
+      <button
+        type="button"
+        class="account primary"
+        disabled={isBusy}
+        onClick={() => void goToProvider(offer)}
+      >
         Continue with your account
       </button>
     );

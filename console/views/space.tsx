@@ -2,14 +2,12 @@
 interface SpaceProps {
   /** Height in pixels. */
   readonly height: number;
-  /** Number of columns of the table. */
-  readonly columns: number;
 }
 
-export function Space({ height, columns }: SpaceProps) {
+export function Space({ height }: SpaceProps) {
   return height === 0 ? null : (
     <tr aria-hidden="true" class="space">
-      <td colSpan={columns} style={{ height: `${height}px` }} />
+      <td style={{ height: `${height}px` }} />
     </tr>
   );
 }

@@ -1,4 +1,5 @@
 /** One VM: why it is as it is, what it is made of, what happened to it, and what can be done with it. */
+import { Fragment } from 'preact';
 import { useEffect, useRef, useState } from 'preact/hooks';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Command } from '../../api/http/vm.ts';
@@ -66,6 +67,7 @@ function Overview({ api, vm }: { readonly api: Api; readonly vm: VM }) {
     <>
       <Diagnosis vm={vm} />
       <Facts vm={vm} />
+      {phaseOf(vm) === 'Running' ? <Commands vm={vm} /> : null}
       <VMSnapshots api={api} vm={vm} />
       <Conditions vm={vm} />
       <Events api={api} vm={vm} />
@@ -145,6 +147,31 @@ function Facts({ vm }: { readonly vm: VM }) {
               <dd>{value}</dd>
             </div>
           ))}
+      </dl>
+    </section>
+  );
+}
+
+/** Shows commands for what only a program on the computer of the user can do. */
+function Commands({ vm: { metadata } }: { readonly vm: VM }) {
+  const { namespace = '', name } = metadata;
+  const commands = [
+    ['Copy a file from the guest', `berth vm ssh -n ${namespace} -u USER ${name} -- cat /PATH/FILE > FILE`],
+    ['Without SSH, up to 3 MiB', `berth vm exec -n ${namespace} ${name} -- cat /PATH/FILE > FILE`],
+    ['Log in', `berth vm ssh -n ${namespace} -u USER ${name}`],
+  ] as const;
+  return (
+    <section aria-labelledby="commands-title">
+      <h2 id="commands-title">In your terminal</h2>
+      <dl class="hints commands">
+        {commands.map(([text, command]) => (
+          <Fragment key={text}>
+            <dt>{text}</dt>
+            <dd>
+              <code>{command}</code>
+            </dd>
+          </Fragment>
+        ))}
       </dl>
     </section>
   );

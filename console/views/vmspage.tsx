@@ -100,7 +100,7 @@ interface RowsProps {
 function Rows({ vms, range: { first, end, above, below }, hasNamespaces }: RowsProps) {
   return (
     <tbody>
-      <Space height={above} columns={COLUMNS.length} />
+      <Space height={above} />
       {vms.slice(first, end).map((vm, index) => (
         <Row
           key={`${vm.metadata.namespace}/${vm.metadata.name}`}
@@ -110,7 +110,7 @@ function Rows({ vms, range: { first, end, above, below }, hasNamespaces }: RowsP
           hasNamespace={hasNamespaces}
         />
       ))}
-      <Space height={below} columns={COLUMNS.length} />
+      <Space height={below} />
     </tbody>
   );
 }

@@ -2,22 +2,19 @@
  * The console in a real Chromium, on a fleet of simulated hosts. It runs on request (`make real`), because it needs Debian's package chromium.
  * The pictures are in `dist/console-pictures/`.
  */
-import { mkdir } from 'node:fs/promises';
-import { join } from 'node:path';
-import { AxeBuilder } from '@axe-core/playwright';
-import { type Browser, chromium, type Page } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { VM_POOLS } from '../../../api/v1alpha1/resources.ts';
 import { EVENTS, NODES } from '../../../kube/core.ts';
+import { ServerPages, signIn } from '../../../hack/browser.ts';
 import { bundleConsole } from '../../../hack/bundle.ts';
 import { type Cluster, startCluster } from '../../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../../hack/cluster/program.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { IMAGE, numbered, VMs } from '../../fixtures/vms.ts';
 import { accountToken } from '../../support/members.ts';
+import { picture, violations } from '../../support/pages.ts';
+import { PoweredHosts } from '../../worlds/poweredhosts.ts';
 
-const PICTURES = join(import.meta.dirname, '..', '..', '..', 'dist', 'console-pictures');
-const CHROMIUM = '/usr/bin/chromium';
 const HOSTS = 12;
 const SHOP = 'platform-shop';
 const HOSTILE = '<img src=x onerror="document.title=\'stolen\'">';
@@ -27,14 +24,11 @@ const FLEET_WAIT = { timeout: 120_000 };
 
 let cluster: Cluster;
 let server: ServerProcess;
-let browser: Browser;
+let pages: ServerPages;
 let admin: string;
 let member: string;
-/** Errors and reports of the pages, for example about the content security policy. */
-const faults: string[] = [];
 
 beforeAll(async () => {
-  await mkdir(PICTURES, { recursive: true });
   await bundleConsole();
   cluster = await startCluster({ name: `console-${process.pid}`, hosts: HOSTS, operator: true });
   await cluster.addHosts(2, { prefix: 'rack', architecture: 'amd64', slots: 16 });
@@ -44,11 +38,11 @@ beforeAll(async () => {
   admin = await accountToken(cluster, account, { role: 'cluster-admin', in: 'cluster' });
   member = await accountToken(cluster, { namespace: SHOP, name: 'ann' }, { role: 'berth-role-dev' });
   await fill();
-  browser = await chromium.launch({ executablePath: CHROMIUM, chromiumSandbox: false });
+  pages = await ServerPages.launch(server.url);
 });
 
 afterAll(async () => {
-  await browser?.close();
+  await pages?.close();
   await server?.process.stop();
   await cluster?.stop();
 });
@@ -80,53 +74,22 @@ async function fill(): Promise<void> {
   } as never);
 }
 
-/** Opens the page and signs in. `address` is the part after `#`. */
-async function open(token: string, address = '', options: object = {}): Promise<Page> {
-  const context = await browser.newContext({
-    ignoreHTTPSErrors: true,
-    viewport: { width: 1440, height: 900 },
-    ...options,
-  });
-  const page = await context.newPage();
-  page.on('pageerror', (error) => faults.push(error.message));
-  page.on('console', (message) => {
-    if (message.type() === 'error') {
-      faults.push(message.text());
-    }
-  });
-  await page.goto(`${server.url}/console/${address}`);
-  await page.getByLabel('Token').fill(token);
-  await page.getByRole('button', { name: 'Sign in' }).click();
-  return page;
-}
-
-async function violations(page: Page): Promise<string[]> {
-  const { violations: found } = await new AxeBuilder({ page }).analyze();
-  return found.map(
-    ({ id, nodes }) =>
-      `${id}: ${nodes
-        .map(({ html }) => html)
-        .slice(0, 3)
-        .join(' ')}`,
-  );
-}
-
 it('shows the fleet, and has no fault that axe finds', async () => {
   for (const colorScheme of ['light', 'dark'] as const) {
-    const page = await open(admin, '', { colorScheme });
+    const page = await pages.openConsole(admin, '', { colorScheme });
     await page.getByRole('link', { name: /build-0: Running/ }).waitFor();
     await page.getByRole('article', { name: /host-1:/ }).waitFor();
-    await page.screenshot({ path: join(PICTURES, `fleet-${colorScheme}.png`) });
+    await picture(page, `fleet-${colorScheme}`);
     expect(await violations(page)).toEqual([]);
     await page.context().close();
   }
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
 });
 
 it('lists and filters VMs, and shows one', async () => {
-  const page = await open(admin, '#/vms');
+  const page = await pages.openConsole(admin, '#/vms');
   await page.getByRole('link', { name: 'build-0', exact: true }).waitFor();
-  await page.screenshot({ path: join(PICTURES, 'vms.png') });
+  await picture(page, 'vms');
   expect(await violations(page)).toEqual([]);
   await page.keyboard.press('/');
   await page.keyboard.type('phase:pending');
@@ -134,20 +97,20 @@ it('lists and filters VMs, and shows one', async () => {
   expect(await page.getByRole('link', { name: 'build-0', exact: true }).count()).toBe(0);
   await page.getByRole('link', { name: 'queue-0' }).click();
   await page.getByRole('heading', { name: 'Conditions' }).waitFor();
-  await page.screenshot({ path: join(PICTURES, 'vm-waiting.png') });
+  await picture(page, 'vm-waiting');
   expect(await violations(page)).toEqual([]);
   await page.goto(`${server.url}/console/#/vms/platform-default/build-0`);
   await page.getByText(HOSTILE).waitFor();
-  await page.screenshot({ path: join(PICTURES, 'vm.png') });
+  await picture(page, 'vm');
   expect(await page.title()).toBe('Berth');
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
 });
 
 it('lists other objects with the columns that tell their state', async () => {
-  const page = await open(admin, '#/objects/vmpools');
+  const page = await pages.openConsole(admin, '#/objects/vmpools');
   await page.getByRole('cell', { name: 'fresh platform-default' }).waitFor();
   await page.getByRole('columnheader', { name: 'Roll-out' }).waitFor();
-  await page.screenshot({ path: join(PICTURES, 'pools.png') });
+  await picture(page, 'pools');
   expect(await violations(page)).toEqual([]);
   await page.getByRole('searchbox').fill('nothing');
   await page.getByText('Nothing fits the filter').waitFor();
@@ -156,23 +119,42 @@ it('lists other objects with the columns that tell their state', async () => {
   expect(await violations(page)).toEqual([]);
   await page.getByRole('link', { name: 'Fleet' }).click();
   await page.getByRole('article', { name: /host-1:/ }).waitFor();
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
 });
 
 it('a member sees only their namespace, and is told why others are not shown', async () => {
-  const page = await open(member);
+  const page = await pages.openConsole(member);
   await page.getByRole('link', { name: /e2e-0: Running/ }).waitFor();
   await page.getByRole('article').first().waitFor();
-  await page.screenshot({ path: join(PICTURES, 'fleet-member.png') });
+  await picture(page, 'fleet-member');
   await page.goto(`${server.url}/console/#/vms?namespace=platform-default`);
   await page.getByText('You may not list VMs in namespace platform-default').waitFor();
-  await page.screenshot({ path: join(PICTURES, 'forbidden.png') });
+  await picture(page, 'forbidden');
   expect(await violations(page)).toEqual([]);
-  faults.length = 0;
+  await page.goto(`${server.url}/console/#/vms/platform-default/build-0`);
+  await page.getByText('You may not list VMs in namespace platform-default').waitFor();
+  await page.goto(`${server.url}/console/#/vms`);
+  await page.getByRole('link', { name: 'e2e-0', exact: true }).waitFor();
+  expect(await page.getByRole('link', { name: /^(build|queue|fresh)-/ }).count()).toBe(0);
+  expect(await page.getByRole('option').allTextContents()).toEqual([SHOP]);
+  pages.faults.length = 0;
+});
+
+it('asks for the token again after a reload, and comes back to the same place', async () => {
+  const page = await pages.openConsole(member, `#/vms/${SHOP}/e2e-1`);
+  const heading = page.getByRole('heading', { name: /^e2e-1 Running/ });
+  await heading.waitFor();
+  await page.reload();
+  await page.getByLabel('Token').waitFor();
+  expect(await heading.count()).toBe(0);
+  await signIn(page, member);
+  await heading.waitFor();
+  expect(page.url()).toBe(`${server.url}/console/#/vms/${SHOP}/e2e-1`);
+  expect(pages.faults).toEqual([]);
 });
 
 it('deploys a VM by a form with the bounds of the server, which shows each mistake at its field', async () => {
-  const page = await open(admin, '#/vms?namespace=platform-default');
+  const page = await pages.openConsole(admin, '#/vms?namespace=platform-default');
   await page.getByRole('link', { name: 'Deploy a VM' }).click();
   await page.getByLabel('Name', { exact: true }).fill('Formed');
   await page.getByLabel('CPU').fill('257');
@@ -187,23 +169,23 @@ it('deploys a VM by a form with the bounds of the server, which shows each mista
   await page.locator('[aria-invalid="true"]').waitFor();
   expect(await name.getAttribute('aria-invalid')).toBe('true');
   await page.getByText('Host', { exact: true }).click();
-  await page.screenshot({ path: join(PICTURES, 'deploy.png') });
+  await picture(page, 'deploy');
   expect(await violations(page)).toEqual([]);
-  expect(faults.splice(0).every((fault) => fault.includes('422'))).toBe(true);
+  expect(pages.faults.splice(0).every((fault) => fault.includes('422'))).toBe(true);
   await name.fill('formed');
   await page.getByRole('button', { name: 'Deploy' }).click();
   await page.getByRole('heading', { name: /formed/ }).waitFor();
   await page.getByText('Running', { exact: true }).first().waitFor();
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
 });
 
 it('changes what can be changed of a VM, and shows the object as YAML', async () => {
-  const page = await open(admin, '#/vms/platform-default/build-1');
+  const page = await pages.openConsole(admin, '#/vms/platform-default/build-1');
   await page.getByRole('button', { name: 'Change…' }).click();
   await page.getByLabel('CPU').fill('0');
   await page.getByRole('button', { name: 'Change', exact: true }).click();
   await page.getByText('must be from 1 to 256', { exact: true }).waitFor();
-  await page.screenshot({ path: join(PICTURES, 'change.png') });
+  await picture(page, 'change');
   expect(await violations(page)).toEqual([]);
   await page.getByLabel('CPU').fill('7');
   await page.getByRole('button', { name: 'Change', exact: true }).click();
@@ -211,11 +193,11 @@ it('changes what can be changed of a VM, and shows the object as YAML', async ()
   await page.getByText('YAML').click();
   await page.getByText('cpu: 7').waitFor();
   expect(await violations(page)).toEqual([]);
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
 });
 
 it('claims a VM of a pool, and scales the pool', async () => {
-  const page = await open(admin, '#/objects/vmpools?namespace=platform-default');
+  const page = await pages.openConsole(admin, '#/objects/vmpools?namespace=platform-default');
   await page.getByText('2 of 2').waitFor(FLEET_WAIT);
   await page.getByRole('button', { name: 'Scale pool fresh' }).click();
   await page.getByLabel('Replicas').fill('3');
@@ -224,19 +206,19 @@ it('claims a VM of a pool, and scales the pool', async () => {
   await page.getByText('3 of 3').waitFor(FLEET_WAIT);
   await page.getByRole('button', { name: 'Claim a VM of pool fresh' }).click();
   await page.getByLabel('When empty').waitFor();
-  await page.screenshot({ path: join(PICTURES, 'claim.png') });
+  await picture(page, 'claim');
   expect(await violations(page)).toEqual([]);
   await page.getByRole('button', { name: 'Claim', exact: true }).click();
   await page.getByRole('heading', { name: /^fresh-.* Running/ }).waitFor(FLEET_WAIT);
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
 });
 
 it('shows members and service accounts to those who manage a namespace, and a new token once', async () => {
-  const page = await open(admin, `#/access?namespace=${SHOP}`);
+  const page = await pages.openConsole(admin, `#/access?namespace=${SHOP}`);
   await page.getByRole('button', { name: 'New service account…' }).click();
   await page.getByLabel('Name (required)').fill('ci');
   await page.getByRole('button', { name: 'Create' }).click();
-  await page.getByRole('button', { name: 'New token of ci' }).click();
+  await page.getByRole('heading', { name: 'New token of ci' }).waitFor();
   await page.getByLabel('Duration').fill('1 hour');
   await page.getByRole('button', { name: 'Create' }).click();
   await page.getByText('must be hours, minutes and seconds').waitFor();
@@ -244,7 +226,7 @@ it('shows members and service accounts to those who manage a namespace, and a ne
   await page.getByRole('button', { name: 'Create' }).click();
   const token = await page.getByRole('textbox', { name: 'Token' }).inputValue();
   expect(token.split('.')).toHaveLength(3);
-  await page.screenshot({ path: join(PICTURES, 'token.png') });
+  await picture(page, 'token');
   expect(await violations(page)).toEqual([]);
   await page.getByRole('button', { name: 'Done' }).click();
   expect(await page.content()).not.toContain(token);
@@ -252,54 +234,74 @@ it('shows members and service accounts to those who manage a namespace, and a ne
   await page.getByLabel('Name (required)').fill(HOSTILE);
   await page.getByRole('button', { name: 'Add', exact: true }).click();
   await page.getByRole('rowheader', { name: HOSTILE }).waitFor();
-  await page.screenshot({ path: join(PICTURES, 'access.png') });
+  await picture(page, 'access');
   expect(await violations(page)).toEqual([]);
   expect(await page.title()).toBe('Berth');
-  expect(faults.splice(0).filter((fault) => !fault.includes('422'))).toEqual([]);
+  expect(pages.faults.splice(0).filter((fault) => !fault.includes('422'))).toEqual([]);
   await page.context().close();
-  const other = await open(member, `#/access?namespace=${SHOP}`);
+  const other = await pages.openConsole(member, `#/access?namespace=${SHOP}`);
   await other.getByText(`You do not manage namespace ${SHOP}`).waitFor();
   expect(await violations(other)).toEqual([]);
-  faults.length = 0;
+  pages.faults.length = 0;
 });
 
 it('draws how long jobs waited and ran', async () => {
-  const page = await open(admin, '#/times');
+  const page = await pages.openConsole(admin, '#/times');
   await page
     .getByRole('img', { name: /jobs in 24 hours/ })
     .first()
     .waitFor(FLEET_WAIT);
-  await page.screenshot({ path: join(PICTURES, 'times.png') });
+  await picture(page, 'times');
   expect(await violations(page)).toEqual([]);
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
 });
 
 it('is usable on a narrow screen', async () => {
-  const page = await open(admin, '', { viewport: { width: 420, height: 860 } });
+  const page = await pages.openConsole(admin, '', { viewport: { width: 390, height: 844 } });
   await page.getByRole('article').first().waitFor();
-  await page.screenshot({ path: join(PICTURES, 'fleet-narrow.png') });
+  await picture(page, 'fleet-narrow');
   await page.goto(`${server.url}/console/#/vms`);
   await page.getByRole('link', { name: 'build-0', exact: true }).waitFor();
-  await page.screenshot({ path: join(PICTURES, 'vms-narrow.png') });
+  await picture(page, 'vms-narrow');
   expect(await violations(page)).toEqual([]);
 });
 
 it('refuses a wrong token in plain words', async () => {
-  const page = await open('invented');
+  const page = await pages.openConsole('invented');
   await page.getByRole('alert').waitFor();
-  await page.screenshot({ path: join(PICTURES, 'sign-in.png') });
+  await picture(page, 'sign-in');
   expect(await page.getByRole('alert').textContent()).toMatch(/does not accept this token/);
   expect(await violations(page)).toEqual([]);
-  faults.length = 0;
+  pages.faults.length = 0;
 });
 
 it('stops, starts and deletes a VM after a question', async () => {
-  const page = await open(member, `#/vms/${SHOP}/e2e-0`);
+  const page = await pages.openConsole(member, `#/vms/${SHOP}/e2e-0`);
   await page.getByRole('button', { name: 'Stop' }).click();
   await page.getByText('Stop was requested').waitFor();
   await page.getByRole('button', { name: 'Delete…' }).click();
-  await page.screenshot({ path: join(PICTURES, 'delete.png') });
+  await picture(page, 'delete');
   await page.getByRole('button', { name: 'Delete', exact: true }).click();
   await page.getByText('VM e2e-0 does not exist').waitFor();
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
+});
+
+it('switches a server off after a question, and on again', async () => {
+  await using hosts = await PoweredHosts.create(cluster, { count: 1, bootMilliseconds: 100 });
+  const [name = ''] = hosts.names;
+  const page = await pages.openConsole(admin, '#/objects/servers');
+  const power = (text: string) => page.locator('.phase', { hasText: new RegExp(`^${text}$`) });
+  await power('On').waitFor(FLEET_WAIT);
+  await page.getByRole('button', { name: `Switch off server ${name}` }).click();
+  await page.getByText('While VMs run on it, the action is refused.').waitFor();
+  await picture(page, 'server-off');
+  await page.getByRole('button', { name: 'Switch off', exact: true }).click();
+  await page.getByText(`Off was requested for server ${name}`).waitFor();
+  await power('Off').waitFor(FLEET_WAIT);
+  expect(hosts.isOn(name)).toBe(false);
+  await page.getByRole('button', { name: `Switch on server ${name}` }).click();
+  await power('On').waitFor(FLEET_WAIT);
+  expect(hosts.isOn(name)).toBe(true);
+  expect(await violations(page)).toEqual([]);
+  expect(pages.faults).toEqual([]);
 });

@@ -2,21 +2,19 @@
  * Sign-in at a real identity provider in a real Chromium, for a real API server. It runs on request (`make real`), because it needs Debian's
  * package chromium. The pictures are in `dist/console-pictures/`.
  */
-import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { AxeBuilder } from '@axe-core/playwright';
-import { type Browser, chromium } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { authenticationConfiguration } from '../../../hack/authentication.ts';
+import { ServerPages } from '../../../hack/browser.ts';
 import { bundleConsole } from '../../../hack/bundle.ts';
 import { type Cluster, startCluster } from '../../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../../hack/cluster/program.ts';
+import { picture, violations } from '../../support/pages.ts';
 import { CLIENT, IdentityProvider } from '../../worlds/provider.ts';
 
-const PICTURES = join(import.meta.dirname, '..', '..', '..', 'dist', 'console-pictures');
-const CHROMIUM = '/usr/bin/chromium';
 const NAMESPACE = 'platform-default';
 /** Script for the page: all that it has stored. */
 const STORED = `JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie])`;
@@ -24,11 +22,10 @@ const STORED = `JSON.stringify([{ ...localStorage }, { ...sessionStorage }, docu
 let provider: IdentityProvider;
 let cluster: Cluster;
 let server: ServerProcess;
-let browser: Browser;
+let pages: ServerPages;
 let folder: string;
 
 beforeAll(async () => {
-  await mkdir(PICTURES, { recursive: true });
   folder = await mkdtemp(join(tmpdir(), 'berth-console-signin-'));
   await bundleConsole();
   provider = await IdentityProvider.start({ dev: { groups: ['devs'] } });
@@ -47,11 +44,11 @@ beforeAll(async () => {
   provider.registerPage(`${server.url}/console/`);
   const binding = ['rolebinding', 'devs', '-n', NAMESPACE, '--clusterrole=berth-role-dev'];
   await cluster.kubectl(['create', ...binding, '--group=oidc:devs']);
-  browser = await chromium.launch({ executablePath: CHROMIUM, chromiumSandbox: false });
+  pages = await ServerPages.launch(server.url);
 });
 
 afterAll(async () => {
-  await browser?.close();
+  await pages?.close();
   await server?.process.stop();
   await cluster?.stop();
   await provider?.close();
@@ -59,16 +56,12 @@ afterAll(async () => {
 });
 
 it('signs in at the provider, comes back to the place, and stores no token', async () => {
-  const context = await browser.newContext({ ignoreHTTPSErrors: true });
-  const page = await context.newPage();
-  const faults: string[] = [];
-  page.on('pageerror', (error) => faults.push(error.message));
   const place = `#/vms?namespace=${NAMESPACE}`;
-  await page.goto(`${server.url}/console/${place}`);
+  const page = await pages.visit(`/console/${place}`);
   const account = page.getByRole('button', { name: 'Continue with your account' });
   await account.waitFor();
-  await page.screenshot({ path: join(PICTURES, 'sign-in-account.png') });
-  expect((await new AxeBuilder({ page }).analyze()).violations.map(({ id }) => id)).toEqual([]);
+  await picture(page, 'sign-in-account');
+  expect(await violations(page)).toEqual([]);
   await account.click();
   await page.locator('input[name=login]').fill('dev');
   await page.locator('input[name=password]').fill('any');
@@ -85,6 +78,6 @@ it('signs in at the provider, comes back to the place, and stores no token', asy
   await page.getByRole('alert').waitFor();
   expect(await page.getByRole('alert').textContent()).toMatch(/was not begun in this window/);
   expect(page.url()).toBe(`${server.url}/console/`);
-  expect(faults).toEqual([]);
-  await context.close();
+  expect(pages.faults).toEqual([]);
+  await page.context().close();
 });

@@ -5,27 +5,25 @@
  */
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdir, mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import { type AddressInfo, connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Duplex } from 'node:stream';
-import { AxeBuilder } from '@axe-core/playwright';
-import { type Browser, chromium, type Page } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { VMS } from '../../../api/v1alpha1/resources.ts';
+import { VM_SNAPSHOTS, VMS } from '../../../api/v1alpha1/resources.ts';
+import { ServerPages } from '../../../hack/browser.ts';
 import { bundleConsole } from '../../../hack/bundle.ts';
 import { type Cluster, startCluster } from '../../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../../hack/cluster/program.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { PODS } from '../../../kube/core.ts';
 import { accountToken } from '../../support/members.ts';
+import { picture, violations } from '../../support/pages.ts';
 import { Viewer } from '../../wires/rfb.ts';
 import { machineFor, operatorClient, podFor, TestHost } from '../../worlds/agenthost.ts';
 
-const PICTURES = join(import.meta.dirname, '..', '..', '..', 'dist', 'console-pictures');
-const CHROMIUM = '/usr/bin/chromium';
 const NAMESPACE = 'platform-default';
 const VM = 'desk';
 /** Share of the pixels that may differ between two looks at a screen whose cursor blinks. */
@@ -48,16 +46,13 @@ const HOSTILE = [
 let cluster: Cluster;
 let server: ServerProcess;
 let host: TestHost;
-let browser: Browser;
+let pages: ServerPages;
 let member: string;
 let folder: string;
 let machine: ChildProcess;
 const shells: ChildProcess[] = [];
-/** Errors and reports of the pages, for example about the content security policy. */
-const faults: string[] = [];
 
 beforeAll(async () => {
-  await mkdir(PICTURES, { recursive: true });
   folder = await mkdtemp(join(tmpdir(), 'berth-screens-'));
   await bundleConsole();
   machine = startMachine();
@@ -82,11 +77,11 @@ beforeAll(async () => {
     await cluster.kubectl(['logs', VM, '-n', NAMESPACE]);
     return true;
   });
-  browser = await chromium.launch({ executablePath: CHROMIUM, chromiumSandbox: false });
+  pages = await ServerPages.launch(server.url);
 });
 
 afterAll(async () => {
-  await browser?.close();
+  await pages?.close();
   await server?.process.stop();
   await host?.remove();
   await cluster?.stop();
@@ -139,33 +134,8 @@ function connectShell(): Duplex {
   return stream;
 }
 
-/** Opens a page and signs in. `address` is the part after `#`. */
-async function open(address: string, options: object = {}): Promise<Page> {
-  const context = await browser.newContext({
-    ignoreHTTPSErrors: true,
-    viewport: { width: 1280, height: 860 },
-    ...options,
-  });
-  const page = await context.newPage();
-  page.on('pageerror', (error) => faults.push(error.message));
-  page.on('console', (message) => {
-    if (message.type() === 'error') {
-      faults.push(message.text());
-    }
-  });
-  await page.goto(`${server.url}/console/${address}`);
-  await page.getByLabel('Token').fill(member);
-  await page.getByRole('button', { name: 'Sign in', exact: true }).click();
-  return page;
-}
-
-async function violations(page: Page): Promise<string[]> {
-  const { violations: found } = await new AxeBuilder({ page }).analyze();
-  return found.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html).join(' ')}`);
-}
-
 it('draws the screen of the guest, pixel by pixel', async () => {
-  const page = await open(`#/vms/${NAMESPACE}/${VM}/screen`);
+  const page = await pages.openConsole(member, `#/vms/${NAMESPACE}/${VM}/screen`);
   await page.getByText('Connected.').waitFor();
   const viewer = await Viewer.open(await connectScreen());
   await waitFor('the page to show what another viewer sees', async () => {
@@ -186,25 +156,25 @@ it('draws the screen of the guest, pixel by pixel', async () => {
     return true;
   });
   viewer.close();
-  await page.screenshot({ path: join(PICTURES, 'screen.png') });
+  await picture(page, 'screen');
   expect(await violations(page)).toEqual([]);
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
   await page.context().close();
 });
 
 it('types into the console, and shows its output in place and colour', async () => {
-  const page = await open(`#/vms/${NAMESPACE}/${VM}/console`);
+  const page = await pages.openConsole(member, `#/vms/${NAMESPACE}/${VM}/console`);
   await page.getByText('Connected.').waitFor();
   const console = page.getByRole('textbox', { name: `Console of ${VM}` });
   await console.click();
   await page.keyboard.type(`printf '\\033[32mgreen\\033[0m'; echo $((6 * 7))\n`);
   await page.getByText('42', { exact: false }).waitFor();
   await page.locator('.terminal .text-2', { hasText: 'green' }).waitFor();
-  await page.screenshot({ path: join(PICTURES, 'console.png') });
+  await picture(page, 'console');
   expect(await violations(page)).toEqual([]);
   await page.keyboard.press('Control+]');
   expect(await page.locator('button:focus').textContent()).toBe('Connect again');
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
   await page.context().close();
 });
 
@@ -214,14 +184,32 @@ it('shows the log as plain text, whatever the guest writes', async () => {
       yield* HOSTILE.map((text, index) => `2026-11-22T10:00:0${index}.000000001Z ${text}\n`);
     },
   });
-  const page = await open(`#/vms/${NAMESPACE}/${VM}/log`);
+  const page = await pages.openConsole(member, `#/vms/${NAMESPACE}/${VM}/log`);
   await page.getByText('<img src=x onerror="document.title=1">').waitFor();
   await page.locator('.log-line', { hasText: /^10:00:01 click$/ }).waitFor();
   expect(await page.locator('.log a').count()).toBe(0);
   expect(await page.title()).toBe('Berth');
-  await page.screenshot({ path: join(PICTURES, 'log.png') });
+  await picture(page, 'log');
   expect(await violations(page)).toEqual([]);
-  expect(faults).toEqual([]);
+  expect(pages.faults).toEqual([]);
+  await page.context().close();
+});
+
+it('resets a VM to a snapshot after a question', async () => {
+  const client = cluster.client();
+  const snapshot = { namespace: NAMESPACE, name: 'before' };
+  await client.create(VM_SNAPSHOTS, { metadata: snapshot, spec: { vmName: VM } });
+  await client.mergePatch(VM_SNAPSHOTS, snapshot, { status: { phase: 'Ready' } }, { subresource: 'status' });
+  const page = await pages.openConsole(member, `#/vms/${NAMESPACE}/${VM}`);
+  await page.getByRole('button', { name: `Revert VM ${VM} to before` }).click();
+  await page.getByText('All that the VM has written since then is lost').waitFor();
+  await picture(page, 'revert');
+  await page.getByRole('button', { name: 'Revert', exact: true }).click();
+  await page.getByText(`The revert of VM ${VM} to before was requested`).waitFor();
+  const { spec } = await client.get(VMS, { namespace: NAMESPACE, name: VM });
+  expect(spec).toMatchObject({ revertTo: 'before', revertRequestedAt: expect.any(String) });
+  expect(await violations(page)).toEqual([]);
+  expect(pages.faults).toEqual([]);
   await page.context().close();
 });
 
@@ -232,8 +220,7 @@ it('gives nothing to a page of another site, which frames it and connects to it'
   });
   evil.listen(0, '127.0.0.1');
   await once(evil, 'listening');
-  const context = await browser.newContext({ ignoreHTTPSErrors: true });
-  const page = await context.newPage();
+  const page = await pages.visit('/console/');
   await page.goto(`http://127.0.0.1:${(evil.address() as AddressInfo).port}/`);
   const frame = page.frames().find((one) => one !== page.mainFrame());
   expect(await frame?.locator('#page').count()).toBe(0);
@@ -249,6 +236,6 @@ it('gives nothing to a page of another site, which frames it and connects to it'
     return await Promise.all([read({}), read({ headers: { authorization: 'Bearer ${member}' } }), connect]);
   })()`);
   expect(results).toEqual(['refused', 'refused', 'refused']);
-  await context.close();
+  await page.context().close();
   evil.close();
 });
