@@ -182,7 +182,7 @@ function createVmnet(
   logger.warn('Guests can reach every address that this host reaches; run only guests you trust');
   const address = hostAddress ?? nodeAddress;
   const leases = async () => await readLeases(LEASES_FILE, Date.now());
-  return new VmnetNetwork({ hostAddress: address, ports, addressOf: guestAddress, leases, logger });
+  return new VmnetNetwork({ hostAddress: address, ports, addressOf: guestAddress, leases });
 }
 
 /**

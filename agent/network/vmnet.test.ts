@@ -1,7 +1,6 @@
 import { once } from 'node:events';
-import { type AddressInfo, connect, createServer, type Server } from 'node:net';
-import { pino } from 'pino';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { type AddressInfo, createServer, type Server } from 'node:net';
+import { afterEach, beforeEach, expect, it } from 'vitest';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { hostPortsSchema } from '../../api/v1alpha1/ports.ts';
 import type { Leases } from './leases.ts';
@@ -11,27 +10,25 @@ const LOOPBACK = '127.0.0.1';
 const CARD = { macAddress: '52:54:00:AB:00:01' };
 
 let guest: Server;
-let addresses: Map<string, string | Promise<string>>;
+let addresses: Map<string, string>;
 let asked: number;
 let now: number;
 let leases: Leases | undefined;
-let logged: string[];
 let network: VmnetNetwork;
 
 beforeEach(async () => {
   guest = createServer((socket) => socket.end('hello from the guest')).listen(0, LOOPBACK);
   await once(guest, 'listening');
   addresses = new Map();
-  [asked, now, logged, leases] = [0, 1_000_000, [], undefined];
+  [asked, now, leases] = [0, 1_000_000, undefined];
   network = new VmnetNetwork({
     hostAddress: LOOPBACK,
     ports: hostPortsSchema.parse({}),
     addressOf: async (uid) => {
       asked += 1;
-      return await addresses.get(uid);
+      return await Promise.resolve(addresses.get(uid));
     },
     leases: async () => await Promise.resolve(leases),
-    logger: pino({ base: null, timestamp: false }, { write: (line) => logged.push(line) }),
     now: () => now,
   });
 });
@@ -55,78 +52,36 @@ function portOf(server: Server): number {
   return (server.address() as AddressInfo).port;
 }
 
-/** Connects to a port of the host, and returns all that comes. @throws Error of the system when the connection is refused or reset. */
-async function read({ hostPort }: MachinePort): Promise<string> {
-  const socket = connect(hostPort, LOOPBACK);
-  let text = '';
-  for await (const chunk of socket) {
-    text += String(chunk);
-  }
-  return text;
-}
-
-it('passes connections on to the guest once it has an address, and closes the port with the attachment', async () => {
+it('gives the reserved ports to the hypervisor of the guest, and forgets them with the attachment', async () => {
   const reserved = await port();
   const attached = await network.attach('one', { ...CARD, ports: [reserved] });
-  expect(attached).toMatchObject({ macAddress: '52:54:00:ab:00:01', address: undefined, ports: [] });
-  await expect(read(reserved)).rejects.toThrow('ECONNRESET');
-  addresses.set('one', LOOPBACK);
-  now += 2_000;
-  expect(await read(reserved)).toBe('hello from the guest');
+  expect(attached).toEqual({
+    kind: 'user',
+    macAddress: '52:54:00:ab:00:01',
+    address: undefined,
+    hostAddress: LOOPBACK,
+    ports: [reserved],
+  });
+  expect(await network.attached()).toEqual(['one']);
   await network.detach('one');
-  await expect(read(reserved)).rejects.toThrow('ECONNREFUSED');
   expect(await network.attached()).toEqual([]);
 });
 
-it('logs once why connections fail', async () => {
-  const reserved = await port();
-  await network.attach('one', { ...CARD, ports: [reserved] });
-  await expect(read(reserved)).rejects.toThrow('ECONNRESET');
-  await expect(read(reserved)).rejects.toThrow('ECONNRESET');
-  expect(logged).toEqual([expect.stringContaining('The guest has no address yet') as string]);
-});
-
-it('does not connect a client whose connection has ended before the address is known', async () => {
-  const reserved = await port();
-  const { promise, resolve } = Promise.withResolvers<string>();
-  addresses.set('one', promise);
-  await network.attach('one', { ...CARD, ports: [reserved] });
-  const ended = read(reserved);
-  await vi.waitFor(() => expect(asked).toBe(1));
-  await network.detach('one');
-  expect(await ended).toBe('');
-  let connections = 0;
-  guest.on('connection', () => (connections += 1));
-  resolve(LOOPBACK);
-  await promise;
-  const direct = { ...reserved, hostPort: reserved.guestPort };
-  expect([await read(direct), await read(direct)]).toEqual(['hello from the guest', 'hello from the guest']);
-  expect(connections).toBe(2);
-});
-
-it('reports a port that another program has taken while no agent ran, keeps the others open, and opens it later', async () => {
-  const program = createServer().listen(0, LOOPBACK);
-  await once(program, 'listening');
-  const free = await port();
-  const taken = { ...free, hostPort: portOf(program) };
+it('says that nobody listens on a reserved port of a guest that has an address', async () => {
+  const open = { ...(await port()), hostPort: portOf(guest) };
+  const closed = await port();
+  await network.attach('one', { ...CARD, ports: [open, closed], running: true });
+  const health = async () => (await network.check()).machines['one'];
+  expect(await health()).toMatchObject({ healthy: true });
   addresses.set('one', LOOPBACK);
-  await network.attach('one', { ...CARD, ports: [taken, free], running: true });
-  expect(await read(free)).toBe('hello from the guest');
-  const fault = expect.stringContaining(`cannot open port ${taken.hostPort}/TCP`) as string;
-  expect(await network.check()).toMatchObject({
-    healthy: true,
-    repaired: [],
-    faults: [fault],
-    machines: { one: { healthy: false, message: fault } },
-  });
-  program.close();
-  await once(program, 'close');
-  expect(await network.check()).toMatchObject({
-    repaired: [`Port ${taken.hostPort}/TCP of machine one was closed`],
-    faults: [],
-    machines: { one: { healthy: true } },
-  });
-  expect(await read(taken)).toBe('hello from the guest');
+  await network.address('one');
+  const message = expect.stringContaining(`nobody listens on port ${closed.hostPort}/TCP`) as string;
+  expect(await health()).toEqual({ healthy: false, message });
+  expect((await network.check()).faults).toEqual([message]);
+  const relay = createServer().listen(closed.hostPort, LOOPBACK);
+  await once(relay, 'listening');
+  expect(await health()).toMatchObject({ healthy: true });
+  relay.close();
 });
 
 it('asks seldom for an address, because each question starts a program', async () => {

@@ -12,6 +12,7 @@ import { Serial } from '../../../base/concurrency.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { listFolders } from '../../../base/files.ts';
 import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
+import { tellRelay } from '../../network/portrelay.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
@@ -212,9 +213,12 @@ export class TartDriver implements DriverOfVMs {
     return found;
   }
 
-  /** Returns the IPv4 address of the guest. Undefined as long as it has none. */
+  /** Returns the IPv4 address of the guest, and tells it to the relay of its ports. Undefined as long as the guest has none. */
   async address(uid: string): Promise<string | undefined> {
-    return await guestAddress(this.#program, uid);
+    const address = await guestAddress(this.#program, uid);
+    // The machine may be deleted meanwhile.
+    await (address && undefinedIf(isMissing, tellRelay(join(this.#root, uid), address)));
+    return address;
   }
 
   onChange(handler: (uid: string) => void): void {

@@ -10,6 +10,7 @@ import { ProgramError } from '../../../base/exec.ts';
 import { pause } from '../../../base/time.ts';
 import { logEnd, logTail } from '../../console/input.ts';
 import { logsWritten, withLogWriter } from '../../console/logwriter.ts';
+import { endRelay, withPortRelay } from '../../network/portrelay.ts';
 import { killForCertain, type ProcessIdentity, isAlive, waitForExit } from '../../processes/process.ts';
 import {
   type DisplayState,
@@ -65,6 +66,7 @@ const FAILED = /due to error/;
 const LIMIT = /exceeds the system limit/;
 
 const START_REASONS: StartReasons = [
+  [/^port \d+: Address already in use/m, 'PortTaken'],
   [LIMIT, 'MacOSLimit'],
   [/not enough memory|cannot allocate memory/i, 'OutOfMemory'],
 ];
@@ -79,6 +81,9 @@ export const NO_SUSPENSION = 'The hypervisor of this host suspends only guests w
 /** Memory in bytes that the processes of a machine need in addition to the memory of the guest, with a margin. */
 const OVERHEAD_BYTES = 1024 ** 3;
 const THREADS = 512;
+
+/** A network without reserved ports. */
+const NO_PORTS = { hostAddress: '0.0.0.0', ports: [] } as const;
 
 /** Why a machine has no screen although its VM asks for one. */
 const NO_SCREENS =
@@ -211,8 +216,8 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
       await waitForExit(main, POWER_OFF_MILLISECONDS);
       await killForCertain(main);
     }
-    await logsWritten(this.folder.path);
-    await this.screen.forget();
+    const { uid, path } = this.folder;
+    await Promise.all([logsWritten(path), endRelay(uid, path), this.screen.forget()]);
   }
 
   protected override exitReason(_: ExitStatus | undefined, lines: string): ExitReason {
@@ -222,8 +227,10 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
   protected override async logLines(): Promise<string> {
     const known = await this.state.readIfPossible();
     const from = known === UNREADABLE ? 0 : (known?.logStart ?? 0);
+    // The log of the hypervisor has only what comes before the program itself, for example about a port that is taken.
+    const before = await logTail(this.folder.path, 'hypervisor', TAIL.bytes, 0);
     const text = await logTail(this.folder.path, 'serial', TAIL.bytes, from);
-    return text
+    return `${before}\n${text}`
       .split('\n')
       .map((line) => line.replaceAll(UNPRINTABLE, ' ').trim())
       .filter((line) => line !== '')
@@ -311,7 +318,11 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
       this.folder,
       {
         name: this.program,
-        command: withLogWriter([program.path, ...parameters], 'serial', SCREEN_SECRET),
+        command: withPortRelay(
+          this.folder.uid,
+          withLogWriter([program.path, ...parameters], 'serial', SCREEN_SECRET),
+          plan.network.kind === 'user' ? plan.network : NO_PORTS,
+        ),
         environment: environment(program.home),
         limits: { cpu, memoryBytes: memoryBytes + OVERHEAD_BYTES, processes: THREADS + cpu },
       },

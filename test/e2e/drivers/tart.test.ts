@@ -2,6 +2,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { type AddressInfo, connect, createServer } from 'node:net';
 import { dirname, join } from 'node:path';
 import { inflateSync } from 'node:zlib';
 import { afterEach, beforeEach, expect, test } from 'vitest';
@@ -11,6 +12,7 @@ import type { MachineFolder } from '../../../agent/drivers/driver.ts';
 import { homeOf } from '../../../agent/drivers/tart/driver.ts';
 import { environment } from '../../../agent/drivers/tart/program.ts';
 import { findByArgument, type ProcessIdentity } from '../../../agent/processes/process.ts';
+import { freePort } from '../../../hack/cluster/ports.ts';
 import { SCREEN } from '../../standins/tart/program/screen.ts';
 import { Viewer } from '../../wires/rfb.ts';
 import { TartHost, tartPlan } from '../../worlds/tarthost.ts';
@@ -171,6 +173,40 @@ test('shuts a guest with macOS down by its guest agent, and tells a guest withou
   const other = await started('mac2', 'MacOS', false);
   expect(await host.driver.askGuest(other, { facts: true, signal: NEVER })).toEqual({ kind: 'silent' });
   await expect(output(other, 'hostname')).rejects.toThrow('Install tart-guest-agent there');
+});
+
+test('passes connections on from its reserved ports, also while the agent restarts, and closes them with the machine', async () => {
+  const guest = createServer((socket) => socket.on('error', () => undefined).pipe(socket));
+  guest.listen(0, '127.0.0.1');
+  await once(guest, 'listening');
+  const { port: guestPort } = guest.address() as AddressInfo;
+  const ports = [{ protocol: 'TCP', hostPort: await freePort(), guestPort }] as const;
+  const plain = tartPlan('linux1', 'Linux');
+  const plan = {
+    ...plain,
+    network: { ...plain.network, kind: 'user', hostAddress: '127.0.0.1', ports },
+  } as const;
+  const folder = host.folder('linux1');
+  await host.driver.create(folder, plan, host.images.linux);
+  for (const start of ['first', 'second']) {
+    await host.driver.start(folder, plan);
+    expect(await host.driver.address('linux1')).toBe('127.0.0.1');
+    const client = connect(ports[0].hostPort, '127.0.0.1').on('error', () => undefined);
+    for (const agent of ['one agent', 'the next agent']) {
+      client.write(`${start} start, ${agent}`);
+      expect(String((await once(client, 'data'))[0])).toBe(`${start} start, ${agent}`);
+      await host.restartAgent();
+    }
+    const closed = once(client, 'close');
+    await host.driver.stop(folder, { graceMilliseconds: 0 });
+    await closed;
+  }
+  const taken = { ...plan, network: { ...plan.network, ports: [{ ...ports[0], hostPort: guestPort }] } };
+  await expect(host.driver.start(folder, taken)).rejects.toMatchObject({
+    reason: 'PortTaken',
+    message: expect.stringContaining(`port ${guestPort}: Address already in use`) as string,
+  });
+  guest.close();
 });
 
 /** Returns an IPSW of this content, as the store of the agent has it. */
