@@ -1,5 +1,5 @@
 /**
- * Decoder of Apple's LZ4 streams. Each block of a stream begins with a magic number. The magic number `bv41` is followed by the decoded
+ * Decoder and encoder of Apple's LZ4 streams. Each block of a stream begins with a magic number. The magic number `bv41` is followed by the decoded
  * size, the encoded size and an LZ4 block. `bv4-` is followed by the size and bytes without compression. `bv4$` is the end of the stream.
  * Sizes are 32-bit little-endian numbers. A block can repeat output of earlier blocks.
  */
@@ -357,4 +357,111 @@ function copyBytes(out: Buffer, to: number, input: Buffer, from: number, count: 
   for (let i = 0; i < count; i += 1) {
     out[to + i] = input[from + i] as number;
   }
+}
+
+/** Number of bytes in a block that {@link encodeBlock} makes. Apple's encoder has the same number. */
+export const BLOCK_BYTES = 64 * 1024;
+/** Block after the last one of a stream. */
+export const END_BLOCK = Buffer.from('bv4$', 'latin1');
+/** A match may begin only before the last 12 bytes of a block, and the last 5 bytes are literals. */
+const LAST_MATCH_BYTES = 12;
+const LAST_LITERALS_BYTES = 5;
+const HASH_BITS = 13;
+/** Multiplier that spreads four bytes over the table of positions. */
+const SPREAD = 0x9e3779b1;
+/** Number of bytes without a match after which the encoder takes longer steps, as a power of two. */
+const PATIENCE_BITS = 6;
+
+/** Last position of four bytes in the block, by their hash. */
+const positions = new Int32Array(1 << HASH_BITS);
+const encoded = Buffer.alloc(BLOCK_BYTES);
+
+/** Returns a block with this content, which has 1 to 64 KiB. A content that does not get smaller is stored as it is. */
+export function encodeBlock(content: Buffer): Buffer {
+  const length = compress(content);
+  const isSmaller = length !== undefined && length < content.length;
+  const header = Buffer.alloc(isSmaller ? 12 : 8);
+  header.writeUInt32LE(isSmaller ? MAGIC_LZ4 : MAGIC_STORED, 0);
+  header.writeUInt32LE(content.length, 4);
+  if (isSmaller) {
+    header.writeUInt32LE(length, 8);
+  }
+  return Buffer.concat([header, isSmaller ? encoded.subarray(0, length) : content]);
+}
+
+/** Compresses the content into `encoded`. Returns the length, or undefined if there is no room for it. */
+function compress(content: Buffer): number | undefined {
+  positions.fill(-1);
+  let literals = 0;
+  let to = 0;
+  for (let at = 0; at + LAST_MATCH_BYTES <= content.length; ) {
+    const word = wordAt(content, at);
+    const hash = Math.imul(word, SPREAD) >>> (32 - HASH_BITS);
+    const from = positions[hash] as number;
+    positions[hash] = at;
+    if (from < 0 || wordAt(content, from) !== word) {
+      at += 1 + ((at - literals) >> PATIENCE_BITS);
+      continue;
+    }
+    const length = matchLength(content, from, at);
+    if (!hasRoom(to, at - literals, length)) {
+      return undefined;
+    }
+    to = writeLiterals(to, content, { from: literals, to: at }, length - MIN_MATCH);
+    encoded[to] = (at - from) & 0xff;
+    encoded[to + 1] = (at - from) >> 8;
+    to = writeLength(to + 2, length - MIN_MATCH);
+    at += length;
+    literals = at;
+  }
+  const rest = { from: literals, to: content.length };
+  return hasRoom(to, rest.to - rest.from, 0) ? writeLiterals(to, content, rest, 0) : undefined;
+}
+
+function wordAt(content: Buffer, at: number): number {
+  const low = (content[at] as number) | ((content[at + 1] as number) << 8);
+  const high = (content[at + 2] as number) | ((content[at + 3] as number) << 8);
+  return low | (high << 16);
+}
+
+function matchLength(content: Buffer, from: number, at: number): number {
+  const end = content.length - LAST_LITERALS_BYTES - at;
+  let length = MIN_MATCH;
+  while (length < end && content[from + length] === content[at + length]) {
+    length += 1;
+  }
+  return length;
+}
+
+/** Returns whether literals and a match of these lengths certainly have room in `encoded`. */
+function hasRoom(to: number, literals: number, match: number): boolean {
+  return to + literals + (literals >> 7) + (match >> 7) + LAST_MATCH_BYTES <= encoded.length;
+}
+
+/** Writes a token and literals at the position `to` of `encoded`. `extra` is the length of the match over the least. Returns the next position. */
+function writeLiterals(
+  to: number,
+  content: Buffer,
+  literals: { from: number; to: number },
+  extra: number,
+): number {
+  const count = literals.to - literals.from;
+  encoded[to] = (Math.min(count, LONG) << 4) | Math.min(extra, LONG);
+  const at = writeLength(to + 1, count);
+  if (count < SHORT_COPY) {
+    copyBytes(encoded, at, content, literals.from, count);
+  } else {
+    content.copy(encoded, at, literals.from, literals.to);
+  }
+  return at + count;
+}
+
+/** Writes the part of a length that does not fit into its token. Returns the next position. */
+function writeLength(to: number, length: number): number {
+  let at = to;
+  for (let rest = length - LONG; rest >= 0; rest -= 255) {
+    encoded[at] = Math.min(rest, 255);
+    at += 1;
+  }
+  return at;
 }

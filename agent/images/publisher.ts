@@ -10,6 +10,7 @@ import { ask } from './oci/access.ts';
 import { allocatedBytes, fileDigest, unlessMissing } from '../disks/diskio.ts';
 import { requireAnswer } from './sources/file.ts';
 import { publishDisk, type RawDisk } from './layouts/publish.ts';
+import { publishTart } from './layouts/publishtart.ts';
 import { moveMemory, removeMemory, writeMemory, type WrittenMemory } from './layouts/storedmemory.ts';
 import type { Registries, Repository } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
@@ -125,7 +126,7 @@ export class Publisher {
    */
   async push(to: PushTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
     try {
-      return await this.#publish(to, disk, options);
+      return await this.#publish(to, disk, options, publishAsUsers);
     } catch (error) {
       throw asPushFault(error);
     }
@@ -135,6 +136,7 @@ export class Publisher {
     to: PushTarget & { annotations?: Readonly<Record<string, string>> },
     disk: RawDisk,
     { signal, onProgress }: PublishingOptions,
+    publish: typeof publishDisk = publishDisk,
   ): Promise<Published> {
     const { registries } = this.#options;
     const { keyring, annotations } = to;
@@ -150,7 +152,7 @@ export class Publisher {
         done += count;
         onProgress((done * 100) / bytes);
       };
-      return await publishDisk({ ...disk, repository, tag, annotations }, { signal, onBytes });
+      return await publish({ ...disk, repository, tag, annotations }, { signal, onBytes });
     });
     const { digest, storageBytes } = answer;
     const name = `${reference.registry}/${reference.repository}`;
@@ -242,6 +244,19 @@ export class Publisher {
     }
     return { file, folder };
   }
+}
+
+/**
+ * Publishes a disk for users of the registry: as `tart push` does if a machine is beside it, so that `tart` can pull it, and otherwise as Berth's
+ * own artifact.
+ */
+async function publishAsUsers(
+  ...[disk, options]: Parameters<typeof publishDisk>
+): ReturnType<typeof publishDisk> {
+  const { machine } = disk;
+  return machine === undefined
+    ? await publishDisk(disk, options)
+    : await publishTart(disk, machine, options, Date.now());
 }
 
 function partialOf(file: string): string {

@@ -3,14 +3,17 @@
  * saved as Berth's own artifact, pulled back and run. The program is the stand-in for `tart`, whose machines sleep. Nothing here ran with the
  * real program.
  */
+import { randomBytes } from 'node:crypto';
 import { readFile, truncate, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import { machineBeside, machineIn } from '../../agent/images/layouts/artifactmachine.ts';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
-import { pushTart } from '../fixtures/tart.ts';
-import { pull, PullWorld } from '../worlds/pulls.ts';
+import { Keyring } from '../../agent/images/oci/credentials.ts';
+import { Publisher } from '../../agent/images/publisher.ts';
+import { pushTart, tartImage } from '../fixtures/tart.ts';
+import { pull, PullWorld, registriesFor } from '../worlds/pulls.ts';
 import { readGuest, TartHost, tartPlan, writeGuest } from '../worlds/tarthost.ts';
 
 const MIB = 1024 * 1024;
@@ -57,6 +60,51 @@ async function listed(): Promise<Set<string>> {
     }),
   );
 }
+
+it('a disk with its machine is pushed as `tart push` does, with the same parts and annotations', async () => {
+  const folder = await world.folder();
+  const path = join(folder, 'disk.raw');
+  await writeFile(
+    path,
+    Buffer.concat([randomBytes(MIB), Buffer.alloc(MIB / 2, 'text'), Buffer.alloc(MIB / 2)]),
+  );
+  const machine = machineIn(folder);
+  const theirs = await tartImage(path, {
+    architecture: 'arm64',
+    nvram: VARIABLES,
+    machine: { os: 'darwin' },
+  });
+  await writeFile(machine.config, theirs.layers[0]?.bytes ?? '');
+  await writeFile(machine.variables, VARIABLES);
+  const repository = world.repository('as-tart');
+  const registries = registriesFor(world.registry);
+  const publisher = new Publisher({ registries, storageFolder: undefined });
+  const keyring = Keyring.parse([world.registry.dockerConfigJson()]);
+  const to = { reference: `${world.registry.host}/as-tart:latest`, keyring };
+  const percents: number[] = [];
+  const options = { signal, onProgress: (percent: number) => void percents.push(percent) };
+  const { digest } = await publisher.push(to, { path, virtualSizeBytes: DISK_BYTES, machine }, options);
+  await registries.close();
+  expect(percents.at(-1)).toBe(100);
+  const { manifest, digest: found } = await repository.resolve('latest', 'arm64', signal);
+  expect(found).toBe(digest);
+  expect(manifest.annotations).toEqual({
+    ...theirs.annotations,
+    'org.cirruslabs.tart.upload-time': expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$/) as string,
+  });
+  const shapes = ({ mediaType, annotations }: { mediaType: string; annotations?: object }): object => ({
+    mediaType,
+    annotations,
+  });
+  expect(manifest.layers.map(shapes)).toEqual(theirs.layers.map(shapes));
+  expect(manifest.config.mediaType).toBe(theirs.config.mediaType);
+  const shown = await repository.blob(manifest.config, MIB, signal);
+  expect(JSON.parse(shown.toString())).toEqual(JSON.parse(theirs.config.bytes.toString()));
+  const back = await pulled('as-tart');
+  expect((await readFile(back.path)).equals(await readFile(path))).toBe(true);
+  expect((await readFile(machineIn(dirname(back.path)).variables)).equals(VARIABLES)).toBe(true);
+  expect(await readFile(machineIn(dirname(back.path)).config)).toEqual(theirs.layers[0]?.bytes);
+});
 
 it('a macOS image is pulled, cloned, run, suspended, resumed under the next agent, saved, pulled back and run', async () => {
   const source = join(world.root, 'macos.raw');

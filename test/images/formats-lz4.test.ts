@@ -1,6 +1,7 @@
+import { randomBytes } from 'node:crypto';
 import { array, assert, boolean, integer, property, tuple, uint8Array } from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { AppleLz4Decoder } from '../../agent/disks/lz4.ts';
+import { AppleLz4Decoder, BLOCK_BYTES, encodeBlock, END_BLOCK } from '../../agent/disks/lz4.ts';
 import { DiskError } from '../../agent/disks/disk.ts';
 import { lz4Header, lz4Stream } from '../fixtures/lz4.ts';
 
@@ -82,6 +83,30 @@ describe('the LZ4 streams of Apple', () => {
     const stream = lz4Stream(raw, { blockBytes: 1_500_000, linked: true });
     expect(stream.length).toBeLessThan(raw.length / 10);
     expect(decode(stream, raw.length, [65_536]).equals(raw)).toBe(true);
+  });
+
+  it('are made of whole blocks, which are small for what repeats and hardly larger for noise', () => {
+    const noise = randomBytes(BLOCK_BYTES);
+    const contents = [
+      Buffer.alloc(BLOCK_BYTES),
+      noise,
+      Buffer.concat([
+        Buffer.from(noise.subarray(0, 300)),
+        Buffer.alloc(40_000, 'text '),
+        noise.subarray(0, 900),
+      ]),
+      ...[1, 5, 12, 13, 17, 270, 529].map((length) => Buffer.alloc(length, 'ab')),
+      ...[1, 12, 15, 300].map((length) => noise.subarray(0, length)),
+    ];
+    const blocks = contents.map((content) => encodeBlock(content));
+    contents.forEach((content, index) => {
+      expect(
+        decode(Buffer.concat([blocks[index] ?? END_BLOCK, END_BLOCK]), content.length).equals(content),
+      ).toBe(true);
+    });
+    const all = Buffer.concat(contents);
+    expect(decode(Buffer.concat([...blocks, END_BLOCK]), all.length, [4_097]).equals(all)).toBe(true);
+    expect(blocks.slice(0, 2).map(({ length }) => length)).toEqual([279, BLOCK_BYTES + 8]);
   });
 
   it.each([

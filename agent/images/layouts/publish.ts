@@ -73,7 +73,7 @@ export interface DiskToPublish extends RawDisk {
   annotations?: Readonly<Record<string, string>> | undefined;
 }
 
-interface PublishOptions {
+export interface PublishOptions {
   signal: AbortSignal;
   /**
    * Called with the number of bytes of the disk and memory, including holes, that were processed since the last call. The sum of all calls
@@ -82,7 +82,7 @@ interface PublishOptions {
   onBytes: (count: number) => void;
 }
 
-interface PublishedDisk {
+export interface PublishedDisk {
   /** Digest of the manifest. */
   digest: string;
   /** Number of bytes that the artifact takes in the registry if no other artifact shares its chunks. */

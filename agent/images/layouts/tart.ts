@@ -23,13 +23,26 @@ import type { JsonLimits } from '../../../base/json.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 
 const TYPE = 'application/vnd.cirruslabs.tart.';
-const CONFIG_TYPE = `${TYPE}config.v1`;
-const DISK_TYPE = `${TYPE}disk.v2`;
+/** Types of the layers: the configuration of the machine, a piece of the disk, and the variables of the firmware. */
+export const TART_TYPES = {
+  config: `${TYPE}config.v1`,
+  disk: `${TYPE}disk.v2`,
+  variables: `${TYPE}nvram.v1`,
+} as const;
+const { config: CONFIG_TYPE, disk: DISK_TYPE, variables: NVRAM_TYPE } = TART_TYPES;
 const OLD_DISK_TYPE = `${TYPE}disk.v1`;
-const NVRAM_TYPE = `${TYPE}nvram.v1`;
-const SIZE = 'org.cirruslabs.tart.uncompressed-size';
-const DIGEST = 'org.cirruslabs.tart.uncompressed-content-digest';
-const DISK_SIZE = 'org.cirruslabs.tart.uncompressed-disk-size';
+const NOTE = 'org.cirruslabs.tart.';
+/** Annotations of layers and manifest, and the label of the configuration. */
+export const TART_NOTES = {
+  size: `${NOTE}uncompressed-size`,
+  digest: `${NOTE}uncompressed-content-digest`,
+  diskSize: `${NOTE}uncompressed-disk-size`,
+  uploadTime: `${NOTE}upload-time`,
+  format: `${NOTE}disk.format`,
+} as const;
+const { size: SIZE, digest: DIGEST, diskSize: DISK_SIZE } = TART_NOTES;
+/** The only format of a disk that Berth reads and writes. */
+export const DISK_FORMAT = 'raw';
 
 /**
  * Number of layers that are fetched at the same time. Tart uses the same number. For each of these layers, the decoder needs memory for a
@@ -134,7 +147,7 @@ function checkSize(size: number, said: string | undefined): void {
 
 function readConfig(bytes: Buffer): z.infer<typeof configSchema> {
   const config = readDocument(configSchema, bytes, CONFIG_LIMITS, 'The configuration of the Tart image');
-  if (config.diskFormat !== undefined && config.diskFormat !== 'raw') {
+  if (config.diskFormat !== undefined && config.diskFormat !== DISK_FORMAT) {
     throw invalid(`its disk has the format ${printable(config.diskFormat)}; only raw disks can be read`);
   }
   return config;
