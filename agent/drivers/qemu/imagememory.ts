@@ -20,7 +20,7 @@ import { goOn, type Hypervisor } from './hypervisor.ts';
 import type { MachineContext, MachineStart } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { saveMemory } from './memory.ts';
-import { type Launched, refused, requireSavable, type SavableLaunch } from './memorychecks.ts';
+import { type LaunchRecord, refused, requireSavable, type SavableLaunch } from './memorychecks.ts';
 import { memoryKey, type MemorySource } from './memorykey.ts';
 import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection } from './qmp.ts';
@@ -52,7 +52,7 @@ function folderOf({ path, uid }: MachineFolder): MachineFolder {
   return { path: join(path, FILES.imageMemory), uid: `${uid}-memory` };
 }
 
-interface Saving extends Pick<Launched, 'memoryBytes' | 'runAs'> {
+interface Saving extends Pick<LaunchRecord, 'memoryBytes' | 'runAs'> {
   qmp: QmpConnection;
   file: MachineFile;
   state: QemuState;
@@ -219,7 +219,7 @@ async function keyOf({ uid }: MachineFolder, file: MachineFile, platform: GuestP
 }
 
 /** Copies the files of a machine's seed, which its clone must have, too. */
-async function copySeed(from: MachineFolder, to: MachineFolder, { seed }: Launched): Promise<void> {
+async function copySeed(from: MachineFolder, to: MachineFolder, { seed }: LaunchRecord): Promise<void> {
   for (const name of [seed?.disk, seed?.ignition].filter((one) => one !== undefined)) {
     await copyFile(join(from.path, name), join(to.path, name));
   }

@@ -17,9 +17,9 @@ import type { MachineFile } from './state.ts';
 /** Largest number of characters of a guest agent's answer in a message. */
 const ANSWER_CHARACTERS = 200;
 
-export type Launched = NonNullable<MachineFile['launched']>;
+export type LaunchRecord = NonNullable<MachineFile['launched']>;
 /** Values of a machine's last start, with its devices. */
-export type SavableLaunch = Launched & { devices: NonNullable<Launched['devices']> };
+export type SavableLaunch = LaunchRecord & { devices: NonNullable<LaunchRecord['devices']> };
 
 /**
  * Checks that the memory of a machine can become that of an image.
