@@ -9,6 +9,7 @@ import {
   readConfig,
 } from '../base/config.ts';
 import { DEFAULT_NAMESPACE, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
+import { HARDWARE_DEFAULTS } from '../api/v1alpha1/vmsources.ts';
 
 const namespaceName = z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
 const serverName = z
@@ -32,6 +33,9 @@ export const configSchema = z.strictObject({
     .array(z.union([z.cidrv4(), z.cidrv6()]))
     .max(256)
     .default([]),
+  /** Values of the operator under the same keys. The program needs them to count the places that hosts have for VMs. */
+  defaults: z.strictObject(HARDWARE_DEFAULTS).prefault({}),
+  vm_shared_disk_enabled: z.boolean().default(false),
   metrics: z
     .strictObject({
       /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */

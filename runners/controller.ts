@@ -4,9 +4,10 @@ import type { Reason } from '../api/v1alpha1/reasons.ts';
 import { RUNNER_SETS } from '../api/v1alpha1/resources.ts';
 import { type RunnerSet, runnerSetStatusSchema } from '../api/v1alpha1/runnerset.ts';
 import { boundStatus } from '../api/v1alpha1/status.ts';
+import type { Image } from '../api/v1alpha1/image.ts';
+import type { ISO } from '../api/v1alpha1/iso.ts';
 import type { VM } from '../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../api/v1alpha1/vmconfig.ts';
-import { waitAfter } from '../base/backoff.ts';
 import { inParallel } from '../base/concurrency.ts';
 import { messageOf } from '../base/errors.ts';
 import { soonest } from '../base/time.ts';
@@ -19,11 +20,13 @@ import type { EventRecorder } from '../kube/events.ts';
 import type { Informer } from '../kube/informer.ts';
 import { mergeDiff } from '../kube/mergepatch.ts';
 import { refOf } from '../kube/objects.ts';
+import type { RunnersConfig } from './config.ts';
 import { GitHubError } from './github/error.ts';
 import type { GitHubNetwork } from './github/http.ts';
 import { deleteVM, FIELD_MANAGER, makeRunner, prolongVM, readVM, type RunnerPlace } from './machines.ts';
 import type { RunnerMetrics } from './metrics.ts';
 import { type Bidder, countVMs, isHungry, offerTo, PERIOD_MILLISECONDS } from './offers.ts';
+import { needsOf } from './needs.ts';
 import type { Needs } from './places.ts';
 import {
   countWanted,
@@ -35,15 +38,12 @@ import {
   type RemovalCause,
   type SetPlan,
 } from './plan.ts';
-import { LIST_MILLISECONDS, NO_FAILURES, ServedSet } from './served.ts';
-import { runnerSetStatus, type Trouble } from './status.ts';
+import { LIST_MILLISECONDS, RunnerVMFailed, ServedSet } from './served.ts';
+import { countReady, runnerSetStatus, type Trouble } from './status.ts';
 
 /** Number of VMs of one set that are made or deleted at the same time. */
 const WIDTH = 4;
-/** First and longest wait in milliseconds after a VM could not be made. */
-const FAILED_FIRST_MILLISECONDS = 5_000;
-const FAILED_CAP_MILLISECONDS = 300_000;
-/** Number of failures in a row from which on the set keeps no places for VMs that it cannot make. One failure can be a short fault. */
+/** Number of failures in a row from which on the set keeps no places for VMs that fail or cannot be made. One failure can be a short fault. */
 const LASTING_FAILURES = 3;
 /** Index of the VMs by the uid of their RunnerSet. */
 export const VMS_BY_SET = 'set';
@@ -61,6 +61,8 @@ export interface NamespaceWatches {
   readonly sets: Informer<RunnerSet>;
   readonly vms: Informer<VM>;
   readonly configs: Informer<VMConfig>;
+  readonly images: Informer<Image>;
+  readonly isos: Informer<ISO>;
 }
 
 export interface RunnerSetOptions {
@@ -69,6 +71,7 @@ export interface RunnerSetOptions {
   readonly watches: ReadonlyMap<string, NamespaceWatches>;
   /** Namespace whose VMConfigs all sets can name. */
   readonly defaultNamespace: string;
+  readonly config: Pick<RunnersConfig, 'defaults' | 'vm_shared_disk_enabled'>;
   readonly nodes: Informer<Node>;
   readonly pods: Informer<Pod>;
   readonly namespaces: Informer<Namespace>;
@@ -123,6 +126,16 @@ export class RunnerSetReconciler {
         untilRetry > 0 ? untilRetry : undefined,
       ),
     };
+  }
+
+  /** Takes note of a change of a VM of the set. A VM that fails is deleted at once, so a later pass would not see it. */
+  observe(key: string, vm: Readonly<VM>): void {
+    const known = this.#served.get(key);
+    const failed = known?.state.observe(vm);
+    if (known !== undefined && failed !== undefined) {
+      const { reason, message } = troubleOf(failed);
+      this.#options.recorder.event(known.set, { type: 'Warning', reason, action: 'Starting', message });
+    }
   }
 
   /** Ends all message sessions, so that the next leader can open its own at once. */
@@ -212,15 +225,22 @@ export class RunnerSetReconciler {
     };
   }
 
-  #needsOf({ metadata: { namespace = '' }, spec }: Readonly<RunnerSet>): Needs {
-    const { watches, defaultNamespace } = this.#options;
-    const own = spec.template?.spec;
-    const name = (own ?? spec).configRef?.name;
-    const found = [namespace, defaultNamespace].map((place) =>
-      watches.get(place)?.configs.cache.get(`${place}/${name}`),
-    );
-    const config = found.find((one) => one !== undefined)?.spec;
-    return { ...config, ...own, placement: { ...config?.placement, ...own?.placement } };
+  #needsOf(set: Readonly<RunnerSet>): Needs {
+    const { namespace = '' } = set.metadata;
+    const { watches, defaultNamespace, config } = this.#options;
+    const find = <T>(name: string, read: (watched: NamespaceWatches, key: string) => T | undefined) =>
+      [namespace, defaultNamespace]
+        .map((place) => {
+          const watched = watches.get(place);
+          return watched && read(watched, `${place}/${name}`);
+        })
+        .find((one) => one !== undefined);
+    const lookups = {
+      config: (name: string) => find(name, ({ configs }, key) => configs.cache.get(key)),
+      image: (name: string) => find(name, ({ images }, key) => images.cache.get(key)),
+      iso: (name: string) => find(name, ({ isos }, key) => isos.cache.get(key)),
+    };
+    return needsOf(set, lookups, config);
   }
 
   /** Does what the plan says, as far as GitHub and the API server allow it. */
@@ -240,6 +260,10 @@ export class RunnerSetReconciler {
       const plan = planSet({ min, max, statistics, vms: vms.map(readVM), listed, memory, now: clock() });
       served.memory = plan.memory;
       await this.#carryOut(pass, plan, { client, signal, clock, ...connected });
+      const { error } = served.failures;
+      if (error instanceof RunnerVMFailed && countReady(plan) < (plan.wanted ?? 0)) {
+        served.trouble = troubleOf(error);
+      }
       return plan;
     } catch (error) {
       served.hold(error);
@@ -278,16 +302,16 @@ export class RunnerSetReconciler {
     if (last !== undefined && clock() < until) {
       throw last;
     }
+    const ofSet = this.#vmsOf(set).map(({ metadata }) => metadata.name);
+    const length = served.allow(wanted, (name) => ofSet.includes(name));
     try {
-      await inParallel(Array.from({ length: wanted }), WIDTH, place.signal, async () => {
+      await inParallel(Array.from({ length }), WIDTH, place.signal, async () => {
         const vm = await makeRunner(place, set);
         consistency.wrote(key, vms, vm.metadata.resourceVersion ?? '');
+        served.made(vm.metadata.name);
       });
-      served.failures = NO_FAILURES;
     } catch (error) {
-      const count = served.failures.count + 1;
-      const wait = waitAfter(count, FAILED_FIRST_MILLISECONDS, FAILED_CAP_MILLISECONDS);
-      served.failures = { count, until: clock() + wait, error: error as Error };
+      served.fail(error as Error);
       if (error instanceof ApiError) {
         const { reason, message } = troubleOf(error);
         recorder.event(set, { type: 'Warning', reason, action: 'Creating', message });
@@ -350,6 +374,9 @@ export class RunnerSetReconciler {
 function troubleOf(error: unknown): Trouble {
   if (error instanceof GitHubError) {
     return { reason: error.reason, message: error.message };
+  }
+  if (error instanceof RunnerVMFailed) {
+    return { reason: 'RunnerVMFailed', message: error.message };
   }
   if (error instanceof ApiError && !isConflict(error)) {
     return { reason: 'RunnerVMRefused', message: `The API server refused a VM: ${messageOf(error)}` };

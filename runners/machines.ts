@@ -10,7 +10,7 @@ import type { KubeClient } from '../kube/client.ts';
 import { conditionIn } from '../kube/conditions.ts';
 import { type Secret, SECRETS } from '../kube/core.ts';
 import { isConflict, unlessMissing } from '../kube/errors.ts';
-import type { OwnerReference, Ref, Unsaved } from '../kube/objects.ts';
+import type { Condition, OwnerReference, Ref, Unsaved } from '../kube/objects.ts';
 import type { GitHub } from './github/client.ts';
 import { ALIVE_MILLISECONDS, IDLE_MILLISECONDS, type RunnerVM } from './plan.ts';
 
@@ -59,9 +59,17 @@ export function readVM({ metadata, spec, status }: Readonly<VM>): RunnerVM {
     readyAt: ready?.status === 'True' ? timeOf(ready.lastTransitionTime) : undefined,
     aliveUntil: timeOf(spec.aliveUntil),
     isPlaced: status?.nodeName !== undefined,
-    isEnding:
-      metadata.deletionTimestamp !== undefined || status?.phase === 'Stopped' || status?.phase === 'Failed',
+    obstacle: status?.nodeName === undefined ? obstacleOf(ready) : undefined,
+    isEnding: metadata.deletionTimestamp !== undefined || hasEnded(status?.phase),
   };
+}
+
+function hasEnded(phase: string | undefined): boolean {
+  return phase === 'Stopped' || phase === 'Failed';
+}
+
+function obstacleOf(ready: Condition | undefined): string | undefined {
+  return ready?.status === 'False' ? `${ready.reason}: ${ready.message}` : undefined;
 }
 
 function timeOf(text: string | undefined): number | undefined {

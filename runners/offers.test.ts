@@ -12,8 +12,11 @@ import {
   offerTo,
   POD_MILLISECONDS,
 } from './offers.ts';
+import type { Needs } from './places.ts';
 import type { RunnerVM } from './plan.ts';
 
+/** Needs of a small VM on hosts of any architecture. */
+const ANY: Needs = { architecture: undefined, cpu: 1, memory: '1Gi', sharesDisk: false };
 const NAMESPACE: Namespace = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'ci' } };
 
 function host(name: string, slots: number, { architecture = 'arm64', cpu = '64' } = {}): Node {
@@ -22,7 +25,7 @@ function host(name: string, slots: number, { architecture = 'arm64', cpu = '64' 
     kind: 'Node',
     metadata: { name, labels: { [HOST_MARK]: HOST_VALUE, 'kubernetes.io/arch': architecture } },
     status: {
-      allocatable: { [SLOT_RESOURCE]: String(slots), cpu },
+      allocatable: { [SLOT_RESOURCE]: String(slots), cpu, memory: '64Gi' },
       conditions: [{ type: 'Ready', status: 'True' }],
     },
   } as unknown as Node;
@@ -47,7 +50,7 @@ function bidder(key: string, change: Partial<Bidder> = {}): Bidder {
     key,
     namespace: NAMESPACE,
     prefix: `${key}-`,
-    needs: {},
+    needs: ANY,
     placed: 0,
     due: 0,
     max: 100,
@@ -65,7 +68,7 @@ function offers(bidders: readonly Bidder[], fleet: { nodes: Node[]; pods?: Pod[]
 describe('the offer to a set', () => {
   it('is all that is free if no other set can use it, up to its maximum', () => {
     const pods = [pod('a-1', 'one'), pod('other', 'one')];
-    const sets = [bidder('a', { placed: 1 }), bidder('x', { needs: { architecture: 'amd64' } })];
+    const sets = [bidder('a', { placed: 1 }), bidder('x', { needs: { ...ANY, architecture: 'amd64' } })];
     const nodes = [host('one', 4), host('two', 4)];
     expect(offers(sets, { nodes, pods })).toEqual([7, 0]);
     expect(offers([bidder('a', { max: 3 })], { nodes })).toEqual([3]);
@@ -98,8 +101,8 @@ describe('the offer to a set', () => {
   it('counts what a VM needs, and takes hosts that others cannot use first', () => {
     const nodes = [host('arm', 4, { cpu: '8' }), host('amd', 4, { architecture: 'amd64', cpu: '8' })];
     const sets = [
-      bidder('any', { needs: { cpu: 4 }, isHungry: true }),
-      bidder('arm', { needs: { cpu: 4, architecture: 'arm64' }, isHungry: true }),
+      bidder('any', { needs: { ...ANY, cpu: 4 }, isHungry: true }),
+      bidder('arm', { needs: { ...ANY, cpu: 4, architecture: 'arm64' }, isHungry: true }),
     ];
     expect(offers(sets, { nodes })).toEqual([2, 2]);
   });

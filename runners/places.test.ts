@@ -6,6 +6,7 @@ import {
   HOST_MARK,
   HOST_VALUE,
   MACOS_GUEST_RESOURCE,
+  SHARED_DISK_RESOURCE,
   SLOT_RESOURCE,
 } from '../api/v1alpha1/names.ts';
 import type { Namespace, Node, Pod } from '../kube/core.ts';
@@ -59,10 +60,15 @@ const pod = fc.record<PodFacts>({
   port: fc.option(fc.constantFrom(80, 81), { nil: undefined, freq: 3 }),
 });
 const waiting = fc.array(pod, { maxLength: 16, size: 'max' });
-const needs = fc.record<Needs>(
-  { architecture: fc.constantFrom(...ARCHITECTURES), os: fc.constantFrom('MacOS', 'Linux') },
-  { requiredKeys: [] },
-);
+/** Needs of a small VM. */
+const SMALL = { cpu: 1, memory: '1Gi', sharesDisk: false };
+const needs = fc.record<Needs>({
+  cpu: fc.constant(SMALL.cpu),
+  memory: fc.constant(SMALL.memory),
+  sharesDisk: fc.constant(SMALL.sharesDisk),
+  architecture: fc.constantFrom(undefined, ...ARCHITECTURES),
+  os: fc.constantFrom(undefined, 'MacOS', 'Linux'),
+});
 
 function node(facts: HostFacts, at: number): Node {
   const { slots, architecture, owner, isTagged, state, macOS } = facts;
@@ -84,7 +90,13 @@ function node(facts: HostFacts, at: number): Node {
     metadata: { name: `host${at}`, labels },
     spec: { taints, ...(state === 'cordoned' && { unschedulable: true }) },
     status: {
-      allocatable: { [SLOT_RESOURCE]: String(slots), [MACOS_GUEST_RESOURCE]: String(macOS), cpu: '64' },
+      allocatable: {
+        [SLOT_RESOURCE]: String(slots),
+        [MACOS_GUEST_RESOURCE]: String(macOS),
+        [SHARED_DISK_RESOURCE]: '1',
+        cpu: '64',
+        memory: '64Gi',
+      },
       conditions: [{ type: 'Ready', status: state === 'silent' ? 'Unknown' : 'True' }],
     },
   };
@@ -132,9 +144,9 @@ function podOf(facts: PodFacts, at: number, nodeName?: string): Pod {
   };
 }
 
-function asker(wants: Needs, namespace: (typeof NAMESPACES)[number] = 'ci'): Asker {
+function asker(wants: Partial<Needs>, namespace: (typeof NAMESPACES)[number] = 'ci'): Asker {
   const found: Namespace = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } };
-  return { key: 'set', namespace: found, prefix: 'set-', needs: wants };
+  return { key: 'set', namespace: found, prefix: 'set-', needs: { ...SMALL, ...wants } };
 }
 
 /** Returns how many VMs of the only set have a place. */
@@ -236,6 +248,26 @@ describe('the places that are free for a set', () => {
       podOf({ ...PLAIN, isMacOS: true }, 2),
     ];
     expect(countPlaces({ nodes, pods: third }, asker({}))).toBe(6);
+  });
+
+  it('are those of one host if the VMConfig names it, and one a host if VMs use its shared disk', () => {
+    const host: HostFacts = {
+      slots: 4,
+      architecture: 'arm64',
+      owner: undefined,
+      isTagged: false,
+      state: 'open',
+      macOS: 0,
+    };
+    const fleet = { nodes: [node(host, 0), node({ ...host, architecture: 'amd64' }, 1)], pods: [] };
+    const count = (wants: Partial<Needs>) => countPlaces(fleet, asker(wants));
+    expect(count({})).toBe(8);
+    expect(count({ architecture: 'amd64' })).toBe(4);
+    expect(count({ placement: { node: 'host1' } })).toBe(4);
+    expect(count({ architecture: 'arm64', placement: { node: 'host1' } })).toBe(0);
+    expect(count({ sharesDisk: true })).toBe(2);
+    // The hypervisor needs memory beside that of the guest.
+    expect(count({ memory: '32Gi' })).toBe(2);
   });
 
   it('are not taken by a VM whose port is taken, nor by one that is being deleted', () => {

@@ -7,22 +7,22 @@ import {
   type HostSpace,
   put,
   requestOf,
+  vmRequests,
 } from '../api/v1alpha1/hostspace.ts';
-import {
-  DEDICATED_KEY,
-  HOST_KEY,
-  HOST_MARK,
-  HOST_VALUE,
-  MACOS_GUEST_RESOURCE,
-  SLOT_RESOURCE,
-  TAG_LABEL_PREFIX,
-} from '../api/v1alpha1/names.ts';
+import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE, TAG_LABEL_PREFIX } from '../api/v1alpha1/names.ts';
+import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import type { VMConfigSpec } from '../api/v1alpha1/vmconfig.ts';
 import type { Namespace, Node, NodeSelectorRequirement, Pod } from '../kube/core.ts';
 import { isOpenFor, type Placing } from '../kube/scheduling.ts';
 
-/** What a VM needs, as far as it is known before its deployment. */
-export type Needs = Pick<VMConfigSpec, 'architecture' | 'cpu' | 'memory' | 'os' | 'placement'>;
+/** What a VM needs, as far as it is known before its deployment. Without an architecture, hosts of all architectures can take it. */
+export interface Needs extends Pick<VMConfigSpec, 'architecture' | 'os' | 'placement'> {
+  readonly cpu: number;
+  /** Memory as a quantity. */
+  readonly memory: string;
+  /** Whether the VM uses the shared disk of its host. */
+  readonly sharesDisk: boolean;
+}
 
 export interface Fleet {
   /** Nodes of all hosts. */
@@ -164,10 +164,16 @@ function placingFor(namespace: string, { architecture, placement }: Needs): Plac
       ? []
       : [{ key: TAG_LABEL_PREFIX + placement.tag, operator: 'Exists' as const }]),
   ];
+  const matchFields =
+    placement?.node === undefined
+      ? []
+      : [{ key: 'metadata.name', operator: 'In' as const, values: [placement.node] }];
   return {
     affinity: {
       nodeAffinity: {
-        requiredDuringSchedulingIgnoredDuringExecution: { nodeSelectorTerms: [{ matchExpressions }] },
+        requiredDuringSchedulingIgnoredDuringExecution: {
+          nodeSelectorTerms: [{ matchExpressions, ...(matchFields.length > 0 && { matchFields }) }],
+        },
       },
     },
     tolerations: [
@@ -178,13 +184,8 @@ function placingFor(namespace: string, { architecture, placement }: Needs): Plac
 }
 
 /** Returns what a VM of a set takes, as far as it is known before its deployment. */
-function requestFor({ cpu, memory, os }: Needs): HostRequest {
-  const requests = {
-    [SLOT_RESOURCE]: '1',
-    ...(cpu !== undefined && { cpu: String(cpu) }),
-    ...(memory !== undefined && { memory: String(memory) }),
-    ...(os === 'MacOS' && { [MACOS_GUEST_RESOURCE]: '1' }),
-  };
+function requestFor({ memory, sharesDisk, ...needs }: Needs): HostRequest {
+  const requests = vmRequests({ ...needs, memoryBytes: parseQuantity(memory) }, sharesDisk);
   return requestOf({ containers: [{ resources: { requests } }] });
 }
 

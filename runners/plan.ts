@@ -50,6 +50,8 @@ export interface RunnerVM {
   readonly aliveUntil: number | undefined;
   /** Whether the VM has a host. */
   readonly isPlaced: boolean;
+  /** Why the VM has no host yet, for people. */
+  readonly obstacle?: string | undefined;
   /** Whether the VM is being deleted, or has ended and is about to be deleted. */
   readonly isEnding: boolean;
 }

@@ -3,9 +3,12 @@ import { hostname } from 'node:os';
 import type { Logger } from 'pino';
 import { HOST_KEY, HOST_VALUE, SCALE_SET_LABEL, WORKLOAD_LABEL } from '../api/v1alpha1/names.ts';
 import type { Reason } from '../api/v1alpha1/reasons.ts';
-import { RUNNER_SETS, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
+import type { Image } from '../api/v1alpha1/image.ts';
+import type { ISO } from '../api/v1alpha1/iso.ts';
+import { IMAGES, ISOS, RUNNER_SETS, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
 import { Addresses } from '../base/addresses.ts';
 import { Proxies } from '../base/proxy.ts';
+import type { VM } from '../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { Consistency } from '../kube/consistency.ts';
 import { Controller } from '../kube/controller.ts';
@@ -54,6 +57,7 @@ function createParts(config: RunnersConfig, tools: LedTools<Reason>): LedParts {
     ...cluster,
     watches,
     defaultNamespace: config.namespaces.default,
+    config,
     consistency,
     metrics: new RunnerMetrics(registry, {
       isLeader,
@@ -72,7 +76,11 @@ function createParts(config: RunnersConfig, tools: LedTools<Reason>): LedParts {
     logger,
     metrics: registry,
   });
-  enqueueSets(controller, [...watches.values()]);
+  enqueueSets(
+    [...watches.values()],
+    controller.enqueue.bind(controller),
+    reconciler.observe.bind(reconciler),
+  );
   const groups = [cluster, ...watches.values()];
   return {
     informers: groups.flatMap((group) => Object.values(group) as Informer<KubeObject>[]),
@@ -105,7 +113,20 @@ function watchNamespace(client: KubeClient, namespace: string, logger: Logger): 
       },
     }),
     configs: new Informer(client, VM_CONFIGS, { namespace, logger }),
+    images: new Informer<Image>(client, IMAGES, { namespace, transform: trimImage, logger }),
+    isos: new Informer<ISO>(client, ISOS, { namespace, transform: trimImage, logger }),
   };
+}
+
+/** Keeps what tells of the guests of an Image or ISO. */
+function trimImage<T extends Image | ISO>({ apiVersion, kind, metadata, spec, status }: T): T {
+  return {
+    apiVersion,
+    kind,
+    metadata: keepFields(metadata, ['name', 'namespace', 'uid', 'resourceVersion']),
+    spec,
+    status: keepFields(status ?? {}, ['content']),
+  } as unknown as T;
 }
 
 /** Watches what decides about free places: hosts, and the Pods that hold or want their slots. */
@@ -159,13 +180,20 @@ function ownersOf({ ownerReferences = [] }: ObjectMeta): OwnerReference[] {
   );
 }
 
-/** Adds the keys of sets that changed, or whose VMs changed. */
-function enqueueSets(controller: Controller, watches: readonly NamespaceWatches[]): void {
+/** Adds the keys of sets that changed, or whose VMs changed, and takes note of these VMs. */
+function enqueueSets(
+  watches: readonly NamespaceWatches[],
+  enqueue: (key: string) => void,
+  observe: (key: string, vm: Readonly<VM>) => void,
+): void {
   for (const { sets, vms } of watches) {
-    sets.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
-    vms.cache.onChange(({ object: { metadata } }) => {
-      for (const { name } of ownersOf(metadata)) {
-        controller.enqueue(keyOf({ metadata: { namespace: metadata.namespace ?? '', name } }));
+    sets.cache.onChange(({ object }) => enqueue(keyOf(object)));
+    vms.cache.onChange(({ object }) => {
+      const { namespace = '' } = object.metadata;
+      for (const { name } of ownersOf(object.metadata)) {
+        const key = keyOf({ metadata: { namespace, name } });
+        observe(key, object);
+        enqueue(key);
       }
     });
   }

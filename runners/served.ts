@@ -1,10 +1,13 @@
 /** State of one set that this process serves: its listener, the last numbers of GitHub, and what earlier passes left. */
+import type { VM } from '../api/v1alpha1/vm.ts';
+import { waitAfter } from '../base/backoff.ts';
 import { messageOf } from '../base/errors.ts';
 import { retryAfterOf, waitAsked } from '../api/v1alpha1/reasons.ts';
 import type { RunnerSet, RunnerSetSpec, Statistics } from '../api/v1alpha1/runnerset.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { type Secret, SECRETS } from '../kube/core.ts';
 import { unlessMissing } from '../kube/errors.ts';
+import type { ObjectMeta } from '../kube/objects.ts';
 import type { Logger } from 'pino';
 import { parseAddress } from './github/address.ts';
 import type { JobItem } from './github/answers.ts';
@@ -27,7 +30,34 @@ export const LIST_MILLISECONDS = 60_000;
 /** The same age for a set without VMs and runners. */
 const IDLE_LIST_MILLISECONDS = 600_000;
 const USUAL_GROUP = 'default';
-export const NO_FAILURES = { count: 0, until: 0 };
+/** First and longest wait in milliseconds after a VM could not be made, or failed before its guest ran. */
+const FAILED_FIRST_MILLISECONDS = 5_000;
+const FAILED_CAP_MILLISECONDS = 300_000;
+const NO_FAILURES: Failures = { count: 0, until: 0 };
+
+/** Failures in a row, the last error, and the time before which no VM is made. */
+interface Failures {
+  readonly count: number;
+  readonly until: number;
+  readonly error?: Error;
+  /** Name of the VM that was made after VMs that failed, to learn whether others would run. */
+  readonly trial?: string;
+}
+
+/** A VM of a set failed before its guest ran. Others would fail, too, until somebody corrects the set, its VMConfig or its image. */
+export class RunnerVMFailed extends Error {
+  override readonly name = 'RunnerVMFailed';
+  readonly createdAt: number;
+
+  constructor({ metadata }: Readonly<VM>, { reason, message }: { reason?: string; message?: string }) {
+    super(`VM ${metadata.name} failed before its guest ran: ${reason}: ${message}`);
+    this.createdAt = createdAt(metadata);
+  }
+}
+
+function createdAt({ creationTimestamp = '' }: ObjectMeta): number {
+  return Date.parse(creationTimestamp);
+}
 
 export interface ServedOptions {
   readonly set: Readonly<RunnerSet>;
@@ -58,8 +88,7 @@ export class ServedSet {
   trouble: Trouble | undefined;
   /** Number of jobs in the offer that GitHub has. */
   offered = 0;
-  /** Failed creations in a row, the last error, and the time before which none is tried. */
-  failures: { readonly count: number; readonly until: number; readonly error?: Error } = NO_FAILURES;
+  failures: Failures = NO_FAILURES;
   /** Refusal of GitHub that asked for a wait, and the end of the wait. */
   #refusal: { readonly until: number; readonly error: GitHubError } | undefined;
 
@@ -121,6 +150,55 @@ export class ServedSet {
     if (error instanceof GitHubError && asked !== undefined) {
       this.#refusal = { until: this.#options.clock() + waitAsked(0, asked), error };
     }
+  }
+
+  /** Remembers that a VM could not be made, or failed. */
+  fail(error: Error): void {
+    const count = this.failures.count + 1;
+    this.failures = { count, until: this.#endOfWait(count), error };
+  }
+
+  /** Returns how many of the missing VMs may be made. After VMs that failed it is one, until this one runs or fails. */
+  allow(missing: number, exists: (name: string) => boolean): number {
+    const { error, trial } = this.failures;
+    if (!(error instanceof RunnerVMFailed)) {
+      return missing;
+    }
+    return trial !== undefined && exists(trial) ? 0 : 1;
+  }
+
+  /** Remembers that a VM could be made. Whether its guest runs is another question. */
+  made(name: string): void {
+    const { count, error } = this.failures;
+    this.failures =
+      error instanceof RunnerVMFailed
+        ? { count, until: this.#endOfWait(count), error, trial: name }
+        : NO_FAILURES;
+  }
+
+  #endOfWait(count: number): number {
+    return this.#options.clock() + waitAfter(count, FAILED_FIRST_MILLISECONDS, FAILED_CAP_MILLISECONDS);
+  }
+
+  /**
+   * Takes note of a VM that runs, or that failed before its guest ran. VMs that were made together fail together, so only the first one counts.
+   *
+   * @returns the failure if it counts
+   */
+  observe(vm: Readonly<VM>): RunnerVMFailed | undefined {
+    const { firstRunningTime, failure } = vm.status ?? {};
+    const { error, until, trial } = this.failures;
+    const last = error instanceof RunnerVMFailed ? error : undefined;
+    if (firstRunningTime !== undefined && last !== undefined && createdAt(vm.metadata) >= last.createdAt) {
+      this.failures = NO_FAILURES;
+    }
+    const counts = last === undefined ? this.#options.clock() >= until : vm.metadata.name === trial;
+    if (firstRunningTime !== undefined || failure === undefined || !counts) {
+      return undefined;
+    }
+    const failed = new RunnerVMFailed(vm, failure);
+    this.fail(failed);
+    return failed;
   }
 
   /** Ends the session. `deletesSet` also deletes the scale set at GitHub. */

@@ -56,7 +56,7 @@ function numbersOf({ set, scaleSetID, statistics, plan }: SetReport): RunnerSetS
   };
 }
 
-function countReady({ live }: SetPlan): number {
+export function countReady({ live }: SetPlan): number {
   return live.filter(({ readyAt }) => readyAt !== undefined).length;
 }
 
@@ -86,10 +86,16 @@ function obstacleOf({ connection, plan, trouble }: SetReport): Trouble | undefin
     const message =
       plan === undefined || wanted === undefined
         ? ''
-        : `${countReady(plan)} of ${wanted} wanted VMs are Ready`;
+        : `${countReady(plan)} of ${wanted} wanted VMs are Ready${describeObstacle(plan)}`;
     return { reason: 'RunnersStarting', message };
   }
   return undefined;
+}
+
+/** Tells why a VM has no host yet. Otherwise nobody would look at VMs whose names change. */
+function describeObstacle({ live }: SetPlan): string {
+  const [first] = live.filter(({ obstacle }) => obstacle !== undefined);
+  return first === undefined ? '' : `. VM ${first.name} has no host: ${first.obstacle}`;
 }
 
 function ready(report: SetReport): Draft {

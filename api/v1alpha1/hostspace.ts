@@ -1,5 +1,8 @@
 /** Counts what Pods take of the resources and ports of a host. The operator and the runners for GitHub count in the same way. */
-import { parseBytes } from './quantity.ts';
+import { MACHINE_MEMORY_OVERHEAD_BYTES } from './machine.ts';
+import { MACOS_GUEST_RESOURCE, SHARED_DISK_RESOURCE, SLOT_RESOURCE } from './names.ts';
+import { formatQuantity, parseBytes } from './quantity.ts';
+import type { VMSpec } from './vm.ts';
 
 /** The fields of a Pod's spec that the functions of this file read. */
 interface Requesting {
@@ -23,6 +26,30 @@ export interface HostRequest {
 export interface HostSpace {
   readonly free: Map<string, number>;
   readonly ports: Set<string>;
+}
+
+/** Processors and memory of a guest, without the overhead of its hypervisor. */
+export interface GuestSize {
+  readonly cpu: number;
+  readonly memoryBytes: bigint;
+}
+
+/** Returns the CPU and memory that the Pod of a machine requests for a guest of this size. */
+export function sizeRequests({ cpu, memoryBytes }: GuestSize): { cpu: string; memory: string } {
+  return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
+}
+
+/** Returns what the Pod of a VM requests, but for its disk. `sharesDisk` tells whether VMs use the shared disk of their host. */
+export function vmRequests(
+  { os, ...size }: GuestSize & { readonly os?: VMSpec['os'] },
+  sharesDisk: boolean,
+): Record<string, string> {
+  return {
+    ...sizeRequests(size),
+    [SLOT_RESOURCE]: '1',
+    ...(os === 'MacOS' && { [MACOS_GUEST_RESOURCE]: '1' }),
+    ...(sharesDisk && { [SHARED_DISK_RESOURCE]: '1' }),
+  };
 }
 
 /** Returns the space of a host without Pods. */

@@ -15,29 +15,24 @@ import {
   SLOTS_MAXIMUM,
   SYSTEM_NAMESPACE,
 } from '../../api/v1alpha1/names.ts';
-import { parseBytes } from '../../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../../api/v1alpha1/ports.ts';
+import { configQuantity as quantity, HARDWARE_DEFAULTS } from '../../api/v1alpha1/vmsources.ts';
 
-const quantity = z.string().refine(isQuantity, { error: 'is not a quantity such as 4Gi' });
 const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);
-
-function isQuantity(text: string): boolean {
-  return (parseBytes(text) ?? -1n) >= 0n;
-}
 
 const defaultsSchema = z
   .strictObject({
-    image: z.string().optional(),
-    cpu: z.number().int().min(1).max(256).default(2),
-    memory: quantity.default('4Gi'),
+    image: HARDWARE_DEFAULTS.image,
+    cpu: HARDWARE_DEFAULTS.cpu,
+    memory: HARDWARE_DEFAULTS.memory,
     diskSize: quantity.optional(),
     /**
      * Disk size that the operator assumes in a Pod's request while the real disk size is unknown. The real size becomes known when a host
      * has the image.
      */
     diskRequest: quantity.default('10Gi'),
-    architecture: z.enum(['amd64', 'arm64']).optional(),
-    os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
+    architecture: HARDWARE_DEFAULTS.architecture,
+    os: HARDWARE_DEFAULTS.os,
     network: z.strictObject({ mode: z.enum(['NAT', 'Bridge']) }).default({ mode: 'NAT' }),
     hardwareIdentity: z.enum(['Consistent', 'Dynamic']).default('Consistent'),
     deployTimeoutSeconds: z.number().int().min(1).default(600),

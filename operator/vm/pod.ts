@@ -1,12 +1,10 @@
 /** Builds the Pod of a VM: requests and affinity for the scheduler, and two annotations for the host's agent. */
 import { createHash } from 'node:crypto';
+import { vmRequests } from '../../api/v1alpha1/hostspace.ts';
 import {
-  MACOS_GUEST_RESOURCE,
   POD_FINALIZER,
   SCREEN_PORT,
   SCREEN_PORT_NAME,
-  SHARED_DISK_RESOURCE,
-  SLOT_RESOURCE,
   TAG_LABEL_PREFIX,
   VM_UID_LABEL,
   vncSecretName,
@@ -29,7 +27,6 @@ import { automaticPorts, reservedPorts } from './ports.ts';
 import type { Resolved } from './resolve.ts';
 import { diskRequest, machineMetadata, machineSpec } from '../podbacked/build.ts';
 import { insecureAnnotation } from '../objects/registries.ts';
-import { sizeRequests } from './size.ts';
 import { desiredDisk } from './snapshots.ts';
 
 /** Beginning of the keys of Berth's labels. */
@@ -171,11 +168,8 @@ function hardwareIdentity({ vm, resolved, clusterUid, random }: VMPodOptions): M
 function buildSpec(options: VMPodOptions): PodSpec {
   const { vm, resolved, config } = options;
   const resources: Record<string, string> = {
-    ...sizeRequests(resolved),
+    ...vmRequests(resolved, config.vm_shared_disk_enabled),
     'ephemeral-storage': diskRequest(resolved, config),
-    [SLOT_RESOURCE]: '1',
-    ...(resolved.os === 'MacOS' && { [MACOS_GUEST_RESOURCE]: '1' }),
-    ...(config.vm_shared_disk_enabled && { [SHARED_DISK_RESOURCE]: '1' }),
   };
   const image = resolved.image ?? resolved.iso;
   const spec = machineSpec({

@@ -5,6 +5,7 @@
 import { isImageReference, normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
 import { MACHINE_FIELDS, type MachineField } from '../../api/v1alpha1/machine.ts';
+import { chooseImages, type ImageNames, mergePlacement, OF_INSTALLED } from '../../api/v1alpha1/vmsources.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
@@ -127,9 +128,6 @@ function imageLayers(images: ResolvedImages): Layer[] {
   return isFromIPSW(images) ? [...given, OF_INSTALLED] : given;
 }
 
-/** Settings of a guest that a host installs from an IPSW. */
-const OF_INSTALLED = { architecture: 'arm64', os: 'MacOS' } as const satisfies Layer;
-
 function isFromIPSW({ image }: Pick<ResolvedImages, 'image'>): boolean {
   return image?.source.type === 'ipsw';
 }
@@ -210,7 +208,11 @@ interface ResolvedImages {
 }
 
 function resolveImages(observed: Resolvable, config: VMConfigSpec | undefined): ResolvedImages | Unresolved {
-  const { image, iso } = imageGroup(observed, config);
+  const { image, iso }: ImageNames = chooseImages([
+    observed.vm.spec,
+    config,
+    { image: observed.config.defaults.image },
+  ]);
   if (image === undefined && iso === undefined) {
     const message =
       'Neither the VM, its VMConfig nor the configuration of the operator names an image or ISO';
@@ -229,15 +231,6 @@ function resolveImages(observed: Resolvable, config: VMConfigSpec | undefined): 
 /** Returns the Image or ISO object that `name` names. The result is undefined if `name` is an image reference, which names no object. */
 function named<T>(name: string | undefined, lookup: (name: string) => T | undefined): T | undefined {
   return name === undefined || isImageReference(name) ? undefined : lookup(name);
-}
-
-function imageGroup(
-  observed: Resolvable,
-  config: VMConfigSpec | undefined,
-): { image?: string | undefined; iso?: string | undefined } {
-  const { spec } = observed.vm;
-  const named = [spec, config].find((from) => from?.image !== undefined || from?.iso !== undefined);
-  return named ?? { image: observed.config.defaults.image };
 }
 
 function resolvedImage(
@@ -303,15 +296,6 @@ function resolveForMachine(layers: readonly Layer[], isInstalled: boolean): ForM
   return Object.fromEntries(withDefaults) as ForMachine;
 }
 
-/**
- * Merges two placements. Fields of the stronger source replace fields of `weaker`. A `tagPolicy` is valid only for the tag of its own
- * source. Therefore the `tagPolicy` of `weaker` is dropped if the stronger source has a tag.
- */
-function mergePlacement(weaker: Resolved['placement'], { placement = {} }: Layer): Resolved['placement'] {
-  const { tagPolicy: _policy, ...others } = weaker;
-  return { ...(placement.tag === undefined ? weaker : others), ...placement };
-}
-
 function resolveNetwork(layers: readonly Layer[]) {
   const networks = layers.map(({ network = {} }) => network);
   return {
@@ -348,7 +332,10 @@ function resolveUserData(layers: readonly Layer[]): Pick<Resolved, 'userData' | 
 function resolveRest(layers: readonly Layer[]) {
   return {
     ...resolveUserData(layers),
-    placement: layers.reduceRight<Resolved['placement']>(mergePlacement, {}),
+    placement: layers.reduceRight<Resolved['placement']>(
+      (weaker, { placement }) => mergePlacement(weaker, placement),
+      {},
+    ),
     ...resolveNetwork(layers),
     ...resolveVnc(layers),
     readiness: pick(layers, 'readiness') ?? { type: hasKeys(layers) ? ('SSH' as const) : ('None' as const) },

@@ -4,6 +4,7 @@
  * requests, never a larger size.
  */
 import { waitAfter } from '../../base/backoff.ts';
+import { sizeRequests } from '../../api/v1alpha1/hostspace.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -20,11 +21,6 @@ import { machineContainer, machineReport, podCondition } from '../podbacked/pod.
 const RESIZE_RETRY_FIRST_MILLISECONDS = 10_000;
 /** Longest wait in milliseconds after a refused resize. It is the interval at which the controller-manager computes every quota again. */
 const RESIZE_RETRY_CAP_MILLISECONDS = 300_000;
-
-/** Returns the CPU and memory that the Pod of a machine requests for a guest of this size. */
-export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory: string } {
-  return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
-}
 
 /** Returns the size in the Pod's requests. The result is undefined if the requests contain no cpu or memory. */
 export function podSize(pod: Pod): Size | undefined {

@@ -2,20 +2,23 @@
 import { readFileSync } from 'node:fs';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { SCALE_SET_LABEL, USER_DATA_SECRET_TYPE } from '../../api/v1alpha1/names.ts';
-import { RUNNER_SETS, VMS } from '../../api/v1alpha1/resources.ts';
+import { IMAGES, RUNNER_SETS, VMS } from '../../api/v1alpha1/resources.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { conditionIn } from '../../kube/conditions.ts';
-import { EVENTS, PODS, SECRETS } from '../../kube/core.ts';
+import { EVENTS, NODES, PODS, SECRETS } from '../../kube/core.ts';
 import { IMAGE, numbered, VMs } from '../fixtures/vms.ts';
 import type { StubSet } from '../support/github/model.ts';
 import type { GitHubStub } from '../support/github/stub.ts';
 import { allowMetrics, readMetrics } from '../support/operatorlog.ts';
 import { createQuota } from '../support/quota.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
 import { NAMESPACE, RunnersWorld, TOKEN } from '../worlds/runners.ts';
 
 /** Number of simulated hosts, with four slots each. */
 const HOSTS = 2;
 const SLOTS = HOSTS * 4;
+/** Places on a simulated x86 host. It has 16 slots, but 16 processors, and each VM has two of them by default. */
+const X86_PLACES = 8;
 /** Most memory of the process in kilobytes with thirty sets. */
 const MEMORY_KILOBYTES = 150_000;
 
@@ -151,6 +154,81 @@ describe('a RunnerSet', () => {
     await waitFor('all places', () => set.capacity >= SLOTS - 1 && set.capacity + second.capacity === SLOTS);
     await world.waitForSet('places', 'offered most', ({ status }) => (status?.capacity ?? 0) >= SLOTS - 1);
     jobs.forEach((job) => (job.state = 'done'));
+  });
+
+  it('counts the hosts that its VMs can have, by the architecture of its Image; without one, those of all architectures', async () => {
+    const client = world.cluster.client();
+    const source = { registry: { reference: IMAGE } };
+    await client.create(IMAGES, {
+      metadata: { namespace: NAMESPACE, name: 'arm' },
+      spec: { source, architecture: 'arm64' },
+    });
+    await world.cluster.addHosts(1, { prefix: 'intel', architecture: 'amd64' });
+    for (const [image, places] of [
+      ['arm', SLOTS],
+      [IMAGE, SLOTS + X86_PLACES],
+    ] as const) {
+      const name = `of-${places}`;
+      await world.createSet(name, { max: 100, configRef: undefined, template: { spec: { image } } });
+      const set = await waitForStub('acme', name);
+      await waitFor(`${places} places to be offered`, () => set.capacity === places);
+      await client.delete(RUNNER_SETS, { namespace: NAMESPACE, name });
+    }
+    await client.delete(NODES, { name: 'intel-0' });
+  });
+
+  it('says why its VMs fail or get no host, and tries again with one VM', async () => {
+    const client = world.cluster.client();
+    const waiting = { spec: { image: 'none' } };
+    await world.createSet('lost', { min: 1, configRef: undefined, template: waiting });
+    await world.waitForSet('lost', 'without a host', ({ status }) => {
+      const { message = '' } = conditionIn(status, 'Ready') ?? {};
+      return /^0 of 1 wanted VMs are Ready. VM lost-\w+ has no host: ImageNotFound: Image none /.test(
+        message,
+      );
+    });
+    await using parts = new AsyncDisposableStack();
+    const host = await ActingHost.join(client, 'bare', { slots: 4, architecture: 'amd64' });
+    parts.defer(async () => await host.remove());
+    await host.placeable();
+    const template = { spec: { image: IMAGE, architecture: 'amd64' } } as const;
+    await world.createSet('failing', { min: 2, configRef: undefined, template });
+    const names = await waitFor('two VMs', async () => {
+      const vms = await world.vms('failing');
+      return vms.length === 2 && vms.map(({ metadata }) => metadata.name);
+    });
+    const failed = Date.now();
+    for (const name of names) {
+      const ref = { namespace: NAMESPACE, name };
+      await host.waitForPod(ref);
+      await host.fail(ref, 'ImageArchitectureMismatch', 'use an image for amd64');
+    }
+    const { status } = await world.waitForReason('failing', 'Stalled', 'RunnerVMFailed');
+    const says =
+      /^VM failing-\w+ failed before its guest ran: ImageArchitectureMismatch: .*use an image for amd64/;
+    expect(conditionIn(status, 'Ready')).toMatchObject({ status: 'False', reason: 'RunnerVMFailed' });
+    expect(conditionIn(status, 'Ready')?.message).toMatch(says);
+    await waitFor('the Event', async () => {
+      const { items } = await client.list(EVENTS, { namespace: NAMESPACE });
+      return items.some(
+        ({ reason, regarding }) => reason === 'RunnerVMFailed' && regarding.name === 'failing',
+      );
+    });
+    const ref = await waitFor('another VM', async () => {
+      const vms = await world.vms('failing');
+      const [name] = vms.map(({ metadata }) => metadata.name).filter((one) => !names.includes(one));
+      return name !== undefined && { namespace: NAMESPACE, name };
+    });
+    // The first wait is 5 s, with a little less for the clock of the other process.
+    expect(Date.now() - failed).toBeGreaterThan(4_500);
+    await host.waitForPod(ref);
+    expect(await world.vms('failing')).toHaveLength(1);
+    await host.run(ref);
+    await waitFor('both VMs', async () => (await world.vms('failing')).length === 2);
+    await client.delete(RUNNER_SETS, { namespace: NAMESPACE, name: 'failing' });
+    for (const { metadata } of await world.vms('failing')) {
+      await host.end({ namespace: NAMESPACE, name: metadata.name });
+    }
   });
 
   it('says why it has no session: another one, wrong credentials, a Secret or a server that is not allowed', async () => {

@@ -104,6 +104,13 @@ export const RUNNER_REASONS = {
     says: 'The API server refused a VM of the set',
     todo: 'Read the message. Often a quota of the namespace is used up',
   },
+  RunnerVMFailed: {
+    seen: { RunnerSet: ['Ready', 'Stalled', 'Event'] },
+    class: 'mendable',
+    by: 'runners',
+    says: 'A VM of the set failed before its guest ran. Berth tries again with one VM, after 5 minutes at most',
+    todo: 'Read the message. Correct the image, the VMConfig or the template of the RunnerSet',
+  },
   RunnerRemoved: {
     seen: EVENT,
     class: 'state',

@@ -1,0 +1,101 @@
+import { expect, it } from 'vitest';
+import type { Image, ImageSpec } from '../api/v1alpha1/image.ts';
+import type { ISO } from '../api/v1alpha1/iso.ts';
+import type { RunnerSet, RunnerSetSpec } from '../api/v1alpha1/runnerset.ts';
+import type { VMConfig, VMConfigSpec } from '../api/v1alpha1/vmconfig.ts';
+import { configSchema } from './config.ts';
+import { needsOf } from './needs.ts';
+
+const REGISTRY = { registry: { reference: 'registry.example/guest:1' } };
+const IPSW = { url: 'https://example.com/restore.ipsw', sha256: '0'.repeat(64) };
+
+const configs: Record<string, VMConfigSpec> = {
+  small: { image: 'arm', cpu: 1, memory: '1Gi', placement: { tag: 'fast', tagPolicy: 'Required' } },
+  intel: { image: 'arm', architecture: 'amd64', os: 'Windows' },
+  bare: {},
+};
+const images: Record<string, Partial<ImageSpec> & { status?: Image['status'] }> = {
+  arm: { architecture: 'arm64', os: 'MacOS' },
+  open: {},
+  installer: { source: { ipsw: IPSW } },
+  copy: { source: { copyOf: { name: 'installer' } }, status: { content: { type: 'ipsw', ...IPSW } } },
+};
+
+/** Returns what the VMs of a set need, if these objects exist and the operator has these default values. */
+function needs(spec: Pick<RunnerSetSpec, 'configRef' | 'template'>, defaults: object = {}) {
+  const lookups = {
+    config: (name: string) => configs[name] && ({ spec: configs[name] } as VMConfig),
+    image: (name: string) => {
+      const { status, ...image } = images[name] ?? {};
+      return images[name] && ({ spec: { source: REGISTRY, ...image }, status } as Image);
+    },
+    iso: (name: string) =>
+      name === 'setup' ? ({ spec: { source: REGISTRY, architecture: 'amd64' } } as ISO) : undefined,
+  };
+  return needsOf({ spec } as RunnerSet, lookups, configSchema.parse({ defaults }));
+}
+
+const DEFAULTS = {
+  cpu: 2,
+  memory: '4Gi',
+  architecture: undefined,
+  os: undefined,
+  placement: {},
+  sharesDisk: false,
+};
+
+it.each<[string, Parameters<typeof needs>, object]>([
+  ['nothing is said', [{ template: { spec: { image: 'registry.example/guest:1' } } }], {}],
+  ['the Image says nothing', [{ template: { spec: { image: 'open' } } }], {}],
+  [
+    'only the Image says it',
+    [{ template: { spec: { image: 'arm' } } }],
+    { architecture: 'arm64', os: 'MacOS' },
+  ],
+  ['the ISO says it', [{ template: { spec: { iso: 'setup' } } }], { architecture: 'amd64' }],
+  [
+    'the VMConfig says it beside its Image',
+    [{ configRef: { name: 'intel' } }],
+    { architecture: 'amd64', os: 'Windows' },
+  ],
+  [
+    'the template says it beside its VMConfig',
+    [{ template: { spec: { configRef: { name: 'intel' }, architecture: 'arm64', memory: '2Gi' } } }],
+    { architecture: 'arm64', os: 'Windows', memory: '2Gi' },
+  ],
+  [
+    'the template has another image than its VMConfig',
+    [{ template: { spec: { configRef: { name: 'small' }, image: 'open' } } }],
+    { cpu: 1, memory: '1Gi', placement: { tag: 'fast', tagPolicy: 'Required' } },
+  ],
+  [
+    'the template has another tag than its VMConfig',
+    [{ template: { spec: { configRef: { name: 'small' }, placement: { tag: 'large' } } } }],
+    { cpu: 1, memory: '1Gi', architecture: 'arm64', os: 'MacOS', placement: { tag: 'large' } },
+  ],
+  [
+    'the image installs macOS',
+    [{ template: { spec: { image: 'installer' } } }],
+    { architecture: 'arm64', os: 'MacOS' },
+  ],
+  [
+    'the image is a copy of one that installs macOS',
+    [{ template: { spec: { image: 'copy' } } }],
+    { architecture: 'arm64', os: 'MacOS' },
+  ],
+  [
+    'the operator has default values',
+    [
+      { configRef: { name: 'bare' } },
+      { image: 'arm', architecture: 'amd64', os: 'Linux', cpu: 8, memory: '16Gi' },
+    ],
+    { architecture: 'arm64', os: 'MacOS', cpu: 8, memory: '16Gi' },
+  ],
+  [
+    'the VMConfig is missing',
+    [{ configRef: { name: 'none' } }, { architecture: 'amd64' }],
+    { architecture: 'amd64' },
+  ],
+])('VMs of a set need what the operator will give them if %s', (_name, [spec, defaults], expected) => {
+  expect(needs(spec, defaults)).toEqual({ ...DEFAULTS, ...expected });
+});
