@@ -151,6 +151,17 @@ describe('the rendered configuration file is valid for', () => {
     });
   });
 
+  test('the runners for GitHub have the values of the operator that decide on which hosts VMs fit', async () => {
+    const shared = { cpu: 4, memory: '8Gi', architecture: 'arm64' };
+    const config = { defaults: { ...shared, diskSize: '40Gi' }, vm_shared_disk_enabled: true };
+    const objects = await manifests({ runners: { enabled: true }, config });
+    const text = find(objects, 'ConfigMap', 'berth-runners')['data']['runners.yaml'] as string;
+    expect(runnersConfig.parse(parse(text))).toMatchObject({
+      defaults: shared,
+      vm_shared_disk_enabled: true,
+    });
+  });
+
   test('the agent', () => {
     const folder = makeFolder();
     const file = join(folder, 'agent.yaml');
