@@ -156,6 +156,31 @@ export async function convertToRaw(
   }
 }
 
+/**
+ * Writes the content of the uppermost file of the disk `node` to the file under it. The uppermost file stays as it is, so the disk shows the same
+ * content at each moment. @throws ProgramError when qemu-img fails, or the signal's reason when the signal aborts.
+ */
+export async function commitDisk(
+  node: BlockNode,
+  { folder, mark, as, signal }: Omit<ConvertOptions, 'onProgress'>,
+): Promise<void> {
+  signal.throwIfAborted();
+  const opened = as === undefined ? { node, files: [] } : await openNode(node, folder, 'r');
+  const { files } = opened;
+  try {
+    const parameters = ['-q', '-d', jsonOf(opened.node)];
+    const options = { as, files, folder, mark, signal };
+    const { output, ended, pid } = start(...commandOf(['commit', ...parameters], options));
+    output.resume();
+    if (pid !== undefined) {
+      lowerPriority(pid);
+    }
+    await ended.finally(() => signal.throwIfAborted());
+  } finally {
+    await closeAll(files);
+  }
+}
+
 /** Runs `qemu-img convert` with a low priority, so that guests get the processor first. @throws ProgramError or the signal's reason. */
 async function convert(
   parameters: readonly string[],

@@ -414,6 +414,14 @@ export interface DriverOfVMs extends Driver {
   /** Removes all snapshots of the machine but those with these uids. */
   keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>, signal?: AbortSignal): Promise<void>;
   /**
+   * Merges layers under the disk that removed and failed snapshots have left, so that they do not add up. Copies their content, which can take
+   * minutes, also while the guest runs. Other calls can overlap as with {@link copyDisk}. A failure is only logged, because snapshots and
+   * the disk stay whole. The next call tries again what is left.
+   *
+   * @throws the signal's reason when it aborted.
+   */
+  mergeLayers(folder: MachineFolder, signal: AbortSignal): Promise<void>;
+  /**
    * Returns an upper limit for the number of bytes that {@link copyDisk} would write if it were called now. With `snapshot`, the limit is
    * for the disk of the snapshot with this uid.
    *

@@ -102,7 +102,8 @@ async function takeSnapshot(): Promise<string | undefined> {
     machinesDirectory: join(machine.directory, 'machines'),
   } as unknown as PodHost;
   const desired = { snapshots: [{ uid: 'a', name: 'a', memory: true }] } as unknown as Desired;
-  const operation = { desired, abort: new AbortController() } as unknown as MachineOperation;
+  const parts = { desired, abort: new AbortController(), changed: () => undefined };
+  const operation = parts as unknown as MachineOperation;
   const runtime = newRuntime(record, podHost.machinesDirectory);
   await STEPS.snapshot(podHost, runtime, operation);
   return runtime.record.snapshots?.[0]?.failure?.reason;

@@ -105,6 +105,10 @@ export function isObsolete(
   }
   // A machine that has not started yet needs no stop, so the planner plans none.
   const startsInVain = kind === 'start' && desired !== undefined && wantsOff(desired);
+  // The planner plans no snapshot before all surplus ones are removed. What is left then is a merge of layers, which can take long.
+  if (kind === 'dropSnapshots' && step.kind === 'snapshot') {
+    return true;
+  }
   // Snapshots wait for copies of the disk, which can take long.
   if (kind === 'snapshot' || kind === 'dropSnapshots') {
     return !BESIDE_SNAPSHOT.has(step.kind);

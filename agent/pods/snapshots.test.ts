@@ -94,6 +94,8 @@ describe('the plan of a machine', () => {
     const release = { kind: 'release', graceMilliseconds: 0 } as const;
     expect(isObsolete('dropSnapshots', release, { desired: DESIRED })).toBe(true);
     expect(isObsolete('dropSnapshots', { kind: 'dropSnapshots' }, { desired: DESIRED })).toBe(false);
+    // The snapshots are removed then, and only the merge of their layers is under way.
+    expect(isObsolete('dropSnapshots', { kind: 'snapshot' }, { desired: DESIRED })).toBe(true);
   });
 
   it('ends a machine for a revert only if the host has the snapshot', () => {
@@ -117,6 +119,8 @@ describe('a step of snapshots', () => {
   let needs: Need[];
   /** Machines whose snapshots were measured. */
   let measured: string[];
+  /** Number of merges of layers. */
+  let merges: number;
   let keptBytes: number;
   let freeBytes: number;
 
@@ -124,7 +128,7 @@ describe('a step of snapshots', () => {
     const directory = mkdtempSync(join(tmpdir(), 'berth-snapshots-'));
     onTestFinished(() => rmSync(directory, { recursive: true }));
     [asked, error, refusal, needs, measured] = [[], undefined, undefined, [], []];
-    [found, keptBytes, freeBytes] = [new Map(), 0, 2 ** 40];
+    [found, keptBytes, freeBytes, merges] = [new Map(), 0, 2 ** 40, 0];
     const driver = {
       takeSnapshot: async (
         _folder: unknown,
@@ -148,6 +152,7 @@ describe('a step of snapshots', () => {
         measured.push(uid);
         return keptBytes;
       },
+      mergeLayers: async () => void (merges += 1),
       keepSnapshots: async (_folder: unknown, uids: Set<string>) =>
         void asked.push(`keep ${[...uids].join()}`),
       revert: async (...parameters: unknown[]) => {
@@ -176,7 +181,7 @@ describe('a step of snapshots', () => {
     desired: Partial<Desired>,
     abort = new AbortController(),
   ): Promise<void> {
-    const operation = { desired: { ...DESIRED, ...desired }, abort };
+    const operation = { desired: { ...DESIRED, ...desired }, abort, changed: () => undefined };
     await STEPS[kind](host, runtime, operation as unknown as MachineOperation);
   }
 
@@ -187,6 +192,7 @@ describe('a step of snapshots', () => {
     await run('dropSnapshots', { snapshots: [B] });
     expect(runtime.record.snapshots).toEqual([{ uid: 'b', taken: TAKEN }]);
     expect(asked).toEqual(['a', 'b', 'keep b']);
+    expect(merges).toBe(1);
   });
 
   it('fails a few times before the failure is final, and at once for a reason that stays', async () => {
@@ -196,8 +202,10 @@ describe('a step of snapshots', () => {
       await expect(run('snapshot', { snapshots: [A, B] })).rejects.toThrow('busy');
       expect(runtime.record.snapshots).toBeUndefined();
     }
+    expect(merges).toBe(0);
     runtime.failed = { kind: 'snapshot', attempts: 3, notBefore: 0 };
     await run('snapshot', { snapshots: [A, B] });
+    expect(merges).toBe(1);
     runtime.failed = undefined;
     error = new ReasonedError('NoDisk', 'The machine has no disk');
     await run('snapshot', { snapshots: [A, B] });

@@ -56,6 +56,9 @@ export async function takeSnapshot(
     const message = messageWithoutPaths(error);
     host.records.update(record, { snapshots: [...known, { uid, failure: { reason, message } }] });
     warn(host, record, reason, 'Snapshot', `The snapshot ${name} was not taken: ${message}`);
+    operation.changed();
+    // A snapshot that fails late leaves a layer.
+    await driverOfVM(host, record).mergeLayers(runtime.folder, operation.abort.signal);
   }
 }
 
@@ -162,8 +165,11 @@ export async function dropSnapshots(
   const snapshots = (record.snapshots ?? []).filter((one) => !surplus.includes(one));
   // A snapshot that has failed can have left files, too.
   const uids = new Set(takenUids({ ...record, snapshots }));
-  await driverOfVM(host, record).keepSnapshots(folder, uids, operation.abort.signal);
+  const driver = driverOfVM(host, record);
+  await driver.keepSnapshots(folder, uids, operation.abort.signal);
   host.records.update(record, { snapshots });
+  operation.changed();
+  await driver.mergeLayers(folder, operation.abort.signal);
 }
 
 /** Exports the space of all snapshots on this host. */

@@ -134,6 +134,17 @@ export class LayeredMachine {
     }
   }
 
+  /** Takes a snapshot with memory that fails after the guest was paused for it, and does what the agent does then. */
+  async fail(driver: QemuDriver, uid: string): Promise<void> {
+    this.#host.world.breaksMemory = true;
+    try {
+      expect(await this.take(driver, uid, true)).toBe(false);
+      await driver.mergeLayers(this.folder, signal);
+    } finally {
+      this.#host.world.breaksMemory = false;
+    }
+  }
+
   async revert(driver: QemuDriver, uid?: string): Promise<void> {
     await driver.revert(this.folder, this.launchPlan(), this.image, uid);
   }
@@ -186,5 +197,16 @@ export class LayeredMachine {
     }
     const marks = [...world.processes.values()].map(({ uid }) => uid);
     expect(marks.filter((uid) => uid !== UID)).toEqual([]);
+  }
+
+  /** Checks that no layer is left that could be one with the layer above it. */
+  async expectMerged(): Promise<void> {
+    const { parent } = (await readMachineFile(this.folder.path)) ?? {};
+    const layers = await this.layers();
+    const needless = layers.filter(({ id, snapshot }) => {
+      const above = layers.filter((one) => one.parent === id).length + (id === parent ? 1 : 0);
+      return snapshot === undefined && id !== parent && above < 2;
+    });
+    expect(needless).toEqual([]);
   }
 }

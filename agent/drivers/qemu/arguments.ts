@@ -215,9 +215,20 @@ type DiskState = Pick<MachineFile, 'base' | 'disk' | 'isRaw' | 'parent' | 'layer
 function layerNode(state: DiskState, id: string | undefined): Record<string, unknown> | null {
   const image = state.base === undefined ? null : baseNode(state.base);
   return layersFrom(state, id).reduceRight<Record<string, unknown> | null>(
-    (backing, layer: Layer) => ({ driver: 'qcow2', 'read-only': true, file: file(layer.file), backing }),
+    (backing, layer: Layer) => ({
+      'node-name': layerNodeName(layer.id),
+      driver: 'qcow2',
+      'read-only': true,
+      file: file(layer.file),
+      backing,
+    }),
     image,
   );
+}
+
+/** Returns the name of QEMU's block node with a layer that was frozen before the process started. */
+export function layerNodeName(id: string): string {
+  return `layer-${id}`;
 }
 
 /** Returns the description of a new file of the disk, as {@link disk} describes it, but without the layers under it. */

@@ -49,7 +49,8 @@ import {
   takeSnapshot,
 } from './snapshot.ts';
 import { type CopyNote, type MachineFile, readCopyNote, removeCopyNote, writeCopyNote } from './state.ts';
-import { completeSwitch, requireSnapshot } from './layers.ts';
+import { endMerge } from './layermerge.ts';
+import { completeSwitch, requireSnapshot, sweepLayers } from './layers.ts';
 
 /** Inspections of a machine start at most one cleanup in this time. A cleanup can take seconds, and delays the inspection. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
@@ -136,12 +137,13 @@ export class DiskCopies {
   }
 
   /**
-   * Runs `work`, which takes a snapshot of the disk, when all earlier work is done. An interruption of copies ends it, too. What it leaves
-   * after a failure is removed as that of a copy.
+   * Runs `work`, which takes a snapshot of the disk or merges layers, when all earlier work is done. An interruption of copies ends it, too.
+   * What it leaves after a failure is removed as that of a copy.
    */
   async runSnapshot<T>(
     signal: AbortSignal,
     work: (freezing: Freezing, signal: AbortSignal) => Promise<T>,
+    note: Pick<CopyNote, 'merging'> = {},
   ): Promise<T> {
     return await this.#interruptibly(signal, async (either) => {
       return await this.exclusively(async () => {
@@ -149,7 +151,7 @@ export class DiskCopies {
         try {
           await this.tidy();
           this.#tidied = false;
-          await this.#note({});
+          await this.#note(note);
           return await work(async (agent, take) => await this.#whileFrozen(agent, either, take), either);
         } finally {
           this.#copying = false;
@@ -437,6 +439,7 @@ export class DiskCopies {
       const hypervisor = await this.#machine.hypervisor();
       const qmp = await hypervisor?.qmp();
       const thawed = !note.frozen || (await this.#thaw(hypervisor, note));
+      await this.#endMerge(note, qmp);
       await completeSwitch(this.#machine.state, qmp);
       const file = await this.#machine.state.readIfPossible();
       await (qmp && dropSnapshot(qmp, file === UNREADABLE ? {} : file));
@@ -450,6 +453,13 @@ export class DiskCopies {
       await removeCopyNote(path);
     }
     this.#tidied = true;
+  }
+
+  async #endMerge({ merging }: CopyNote, qmp: QmpConnection | undefined): Promise<void> {
+    if (merging === true) {
+      await (qmp && endMerge(qmp));
+      await sweepLayers(this.#folder, this.#machine.state);
+    }
   }
 
   /**
@@ -479,7 +489,7 @@ export class DiskCopies {
   }
 }
 
-/** Returns the text by which the agent finds the process that reads a machine's disk for a copy. */
-function markOf(uid: string): string {
+/** Returns the text by which the agent finds the process that reads a machine's disk for a copy or a merge. */
+export function markOf(uid: string): string {
   return `berth-copy-${uid}`;
 }

@@ -34,7 +34,7 @@ import {
   type DiskSnapshot,
 } from '../driver.ts';
 import { requireLogWriter } from '../machineprocess.ts';
-import { DiskCopies } from './diskcopies.ts';
+import { DiskCopies, markOf } from './diskcopies.ts';
 import { startedWith } from './displaycard.ts';
 import { DisplayDpi } from './dpi.ts';
 import { createFiles, enlargeDisk } from './files.ts';
@@ -299,10 +299,14 @@ export class QemuDriver implements DriverOfVMs {
     { memory }: { memory: boolean } = { memory: false },
   ): Promise<DiskSnapshot> {
     const { copies, layers, machine } = this.#of(folder);
+    if (await layers.isFull()) {
+      await this.mergeLayers(folder, signal);
+    }
     try {
       return await copies.runSnapshot(signal, async (freezing, either) => {
         await machine.dropHalfRenewed(this.#platforms);
-        const platform = memory ? await this.#platformOf(folder) : undefined;
+        const file = memory ? await requireMachineFile(folder.path) : undefined;
+        const platform = file && (await this.#platforms.of(file.architecture));
         return await layers.take(uid, { freezing, platform, signal: either });
       });
     } catch (error) {
@@ -315,10 +319,6 @@ export class QemuDriver implements DriverOfVMs {
 
   async requireMemory(folder: MachineFolder, signal: AbortSignal): Promise<void> {
     await this.#of(folder).copies.requireMemory(signal);
-  }
-
-  async #platformOf({ path }: MachineFolder): Promise<GuestPlatform> {
-    return await this.#platforms.of((await requireMachineFile(path)).architecture);
   }
 
   async findSnapshot(folder: MachineFolder, uid: string): Promise<DiskSnapshot | undefined> {
@@ -335,6 +335,20 @@ export class QemuDriver implements DriverOfVMs {
       await copies.tidy();
       await layers.keepOnly(uids);
     }, signal);
+  }
+
+  async mergeLayers(folder: MachineFolder, signal: AbortSignal): Promise<void> {
+    const { uid } = folder;
+    const { copies, layers } = this.#of(folder);
+    const merge = async (_: unknown, either: AbortSignal) => await layers.merge(markOf(uid), either);
+    try {
+      if (await layers.canMerge()) {
+        await copies.runSnapshot(signal, merge, { merging: true });
+      }
+    } catch (error) {
+      signal.throwIfAborted();
+      this.#context.logger.warn({ uid, err: error }, 'Layers under a disk were not merged');
+    }
   }
 
   async copyBytes({ path }: MachineFolder, snapshot?: string): Promise<number> {

@@ -1,4 +1,5 @@
 import { describe, expect, it } from 'vitest';
+import { mergedLayers, nextMerge } from './layermerge.ts';
 import { neededLayers } from './layers.ts';
 import { type Layer, layersFrom } from './state.ts';
 
@@ -30,6 +31,48 @@ describe('the layers that stay', () => {
 
   it('are none if the disk is on the image and no snapshot is left', () => {
     expect(neededLayers({ layers: LAYERS, parent: undefined }, new Set())).toEqual([]);
+  });
+});
+
+describe('two layers become one', () => {
+  /** Returns the ids of the lower and the upper layer. */
+  function pairOf(layers: Layer[], parent: string): (string | undefined)[] {
+    const { lower, upper } = nextMerge({ layers, parent }) ?? {};
+    return [lower?.id, upper?.id];
+  }
+
+  it.each([
+    ['the lower one has no snapshot', [layer('a'), layer('b', 'a', 'B')], 'b', ['a', 'b']],
+    [
+      'neither has a snapshot',
+      [layer('a', undefined, 'A'), layer('b', 'a'), layer('c', 'b')],
+      'c',
+      ['b', 'c'],
+    ],
+    ['the disk is on another branch', [layer('a'), layer('b', 'a', 'B')], 'other', ['a', 'b']],
+  ])('if %s', (_, layers, parent, expected) => {
+    expect(pairOf(layers, parent)).toEqual(expected);
+  });
+
+  it.each([
+    ['the lower one has a snapshot', [layer('a', undefined, 'A'), layer('b', 'a', 'B')], 'b'],
+    ['the disk is directly on the lower one', [layer('a'), layer('b', 'a', 'B')], 'a'],
+    ['two layers are on the lower one', [layer('a'), layer('b', 'a', 'B'), layer('c', 'a', 'C')], 'c'],
+    ['nothing is on the lower one', [layer('a', undefined, 'A'), layer('b', 'a')], 'a'],
+  ])('but not if %s', (_, layers, parent) => {
+    expect(pairOf(layers, parent)).toEqual([undefined, undefined]);
+  });
+
+  it('with the file and the place of the lower one, and the id and the snapshot of the upper one', () => {
+    const layers = [layer('a', undefined, 'A'), layer('b', 'a'), layer('c', 'b', 'C')];
+    const nodes = { c: 'disk' };
+    const pair = { lower: layers[1] as Layer, upper: layers[2] as Layer };
+    const merged = { ...layer('c', 'a', 'C'), file: 'b.qcow2' };
+    expect(mergedLayers({ layers, nodes }, pair, 'layer-b')).toEqual({
+      layers: [layers[0], merged],
+      nodes: { c: 'layer-b' },
+    });
+    expect(mergedLayers({ layers, nodes }, pair, undefined)).toEqual({ layers: [layers[0], merged] });
   });
 });
 

@@ -17,10 +17,12 @@ import { allocatedBytes, readEntries, unlessMissing } from '../../disks/diskio.t
 import { processUser } from '../../processes/users.ts';
 import { type DiskSnapshot, type MachineFolder, type MachineState, type VmPlan } from '../driver.ts';
 import { UNREADABLE, UnreadableFileError } from '../statefile.ts';
+import { DISK_NODE } from './arguments.ts';
 import { diskBytesOf, giveDisk, keepVariables, makeOverlay, newGeneration, remakeFiles } from './files.ts';
 import type { Freezing } from './guestagent.ts';
 import { convertStream, makeStreamFolder, whilePaused, writeStream } from './imagememory.ts';
 import type { MachineContext } from './launch.ts';
+import { commitLayer, mergedLayers, nextMerge } from './layermerge.ts';
 import type { QemuMachine } from './machine.ts';
 import { requireFrozen, requireMemory, requireSavable } from './memorychecks.ts';
 import type { GuestPlatform } from './platform.ts';
@@ -96,7 +98,7 @@ export class MachineLayers {
     const id = randomBytes(ID_BYTES).toString('hex');
     const overlay = { file: `disk-${id}.qcow2`, node: `disk-${id}` };
     const layer = { id, file: diskFile(rest), parent: rest.parent, diskBytes };
-    await this.#sweep();
+    await sweepLayers(this.#folder, this.#machine.state);
     const variables = await this.#keepVariables(rest, id);
     const change = {
       disk: overlay.file,
@@ -148,11 +150,16 @@ export class MachineLayers {
   }
 
   /** Lets the guest write to the new file from now on. */
-  async #switchDisk(qmp: QmpConnection, change: DiskChange, overlay: Overlay): Promise<void> {
-    const { disk, parent, node } = await requireState(this.#machine.state);
+  async #switchDisk(
+    qmp: QmpConnection,
+    change: DiskChange & { parent: string },
+    overlay: Overlay,
+  ): Promise<void> {
+    const { disk, parent, node, nodes } = await requireState(this.#machine.state);
     const file = await this.#machine.state.update({
       ...change,
       node: overlay.node,
+      nodes: { ...nodes, [change.parent]: node ?? DISK_NODE },
       switching: { disk, parent, node },
     });
     await putOverlay(qmp, { ...file, node }, overlay);
@@ -204,7 +211,7 @@ export class MachineLayers {
     const fresh = layer === undefined || memoryOf !== undefined ? true : undefined;
     const generation = newGeneration(platform.architecture);
     await this.#machine.state.update({ ...change, fresh, memoryOf, generation, renewing: undefined });
-    await this.#sweep();
+    await sweepLayers(this.#folder, this.#machine.state);
   }
 
   /** Returns the facts of the snapshot with this uid; undefined if there is none. */
@@ -233,7 +240,35 @@ export class MachineLayers {
   /** Removes all snapshots but those with these uids, and the files that nothing needs then. */
   async keepOnly(uids: ReadonlySet<string>): Promise<void> {
     await this.#machine.state.change((file) => ({ layers: neededLayers(file, uids) }));
-    await this.#sweep();
+    await sweepLayers(this.#folder, this.#machine.state);
+  }
+
+  /** Returns whether {@link merge} has something to do. */
+  async canMerge(): Promise<boolean> {
+    const file = await this.#machine.state.read();
+    return file !== undefined && nextMerge(file) !== undefined;
+  }
+
+  /** Returns whether the disk has as many layers as it can have. */
+  async isFull(): Promise<boolean> {
+    const file = await this.#machine.state.read();
+    return file !== undefined && layersFrom(file, file.parent).length >= DEPTH_LIMIT;
+  }
+
+  /** Merges all layers that need not be apart. `mark` is that of programs. Call this function while nobody else uses the disk. */
+  async merge(mark: string, signal: AbortSignal): Promise<void> {
+    for (;;) {
+      const file = await requireState(this.#machine.state);
+      const pair = nextMerge(file);
+      if (pair === undefined) {
+        return;
+      }
+      signal.throwIfAborted();
+      const commit = { file, pair, context: this.#context, mark, signal };
+      const node = await commitLayer(this.#folder, this.#machine, commit);
+      await this.#machine.state.change((now) => mergedLayers(now, pair, node));
+      await sweepLayers(this.#folder, this.#machine.state);
+    }
   }
 
   /** Returns the bytes that these files need on the disk. */
@@ -263,24 +298,26 @@ export class MachineLayers {
     await keepVariables(this.#folder, name);
     return name;
   }
+}
 
-  /** Removes files of disks and layers that the state file does not name, for example after the death of the agent. */
-  async #sweep(): Promise<void> {
-    const { path } = this.#folder;
-    const file = await requireState(this.#machine.state);
-    const named = new Set([
-      diskFile(file),
-      ...(file.layers ?? []).flatMap(({ file: disk, variables, snapshot }) => [
-        disk,
-        variables,
-        snapshot?.memory?.ram,
-        snapshot?.memory?.state,
-      ]),
-    ]);
-    for (const name of await readdir(path)) {
-      if (OWN_FILE.test(name) && !named.has(name)) {
-        await rm(join(path, name), { force: true });
-      }
+/** Removes files of disks and layers that the state file does not name, for example after the death of the agent. */
+export async function sweepLayers({ path }: MachineFolder, state: QemuState): Promise<void> {
+  const file = await state.readIfPossible();
+  if (file === undefined || file === UNREADABLE) {
+    return;
+  }
+  const named = new Set([
+    diskFile(file),
+    ...(file.layers ?? []).flatMap(({ file: disk, variables, snapshot }) => [
+      disk,
+      variables,
+      snapshot?.memory?.ram,
+      snapshot?.memory?.state,
+    ]),
+  ]);
+  for (const name of await readdir(path)) {
+    if (OWN_FILE.test(name) && !named.has(name)) {
+      await rm(join(path, name), { force: true });
     }
   }
 }

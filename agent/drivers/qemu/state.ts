@@ -115,6 +115,8 @@ const stateSchema = z.object({
   layers: z.array(layerSchema).optional(),
   /** Name of QEMU's block node with the disk. The name of the command line if absent. A process keeps a node's name for its life. */
   node: z.string().optional(),
+  /** Names of QEMU's block nodes with layers, by the ids of the layers. The names of the command line if absent, as for `node`. */
+  nodes: z.record(z.string(), z.string()).optional(),
   /**
    * Values before a change of the disk's file in the running process. Set until the process is known to use the new file. If the agent dies
    * meanwhile, it asks the process. Without the process the new file is right in both cases, because it is on the earlier one.
@@ -186,6 +188,7 @@ export const BEGUN = {
   end: undefined,
   // A new process has the names of its command line, and uses the files that the state names.
   node: undefined,
+  nodes: undefined,
   switching: undefined,
 } as const;
 
@@ -255,6 +258,8 @@ const copyNoteSchema = z.object({
    * When the guest confirms a thaw, the note is removed.
    */
   thawsFailed: z.number().int().min(0).default(0),
+  /** Whether QEMU perhaps merges layers. */
+  merging: z.boolean().optional(),
 });
 export type CopyNote = z.infer<typeof copyNoteSchema>;
 

@@ -258,6 +258,10 @@ export class TartDriver implements DriverOfVMs {
     // There are no snapshots.
   }
 
+  async mergeLayers(): Promise<void> {
+    // There are no layers.
+  }
+
   async copyBytes(folder: MachineFolder): Promise<number> {
     return await allocatedBytes(diskOf(this.#of(folder).machine.bundle));
   }

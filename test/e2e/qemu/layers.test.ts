@@ -80,6 +80,12 @@ describe('snapshots of a machine', { timeout: 4 * BOOT_DEADLINE_MILLISECONDS }, 
     expect(numbers.slice(-5)).toEqual([4, 3, 2, 1, 0].map((less) => last - less));
   }
 
+  /** Checks that the machine has this number of files for its disk and snapshots, and that its state file names each of them. */
+  async function expectFiles(count: number): Promise<void> {
+    const { found, named } = await filesOf(machine);
+    expect([found, found.length]).toEqual([named, count]);
+  }
+
   /** Copies the disk of a snapshot while the guest runs, and checks that the copy has the marker of that moment. */
   async function expectCopied(uid: string): Promise<void> {
     const target = join(machine.host.directory, 'copy-of-snapshot.raw');
@@ -108,8 +114,30 @@ describe('snapshots of a machine', { timeout: 4 * BOOT_DEADLINE_MILLISECONDS }, 
     expect(await machine.page()).toMatchObject({ marker: 'snapshot-6' });
     // The new disk is on the seventh layer. The last three are removed with their snapshots.
     await machine.driver.keepSnapshots(machine.folder, new Set(['snapshot-1']));
-    const { found, named } = await filesOf(machine);
-    expect([found, found.length]).toEqual([named, 8]);
+    await expectFiles(8);
+  });
+
+  it('whose layers are merged, by a machine that runs and while it is off, show what they showed, and the guest runs on', async () => {
+    const { driver, folder } = machine;
+    const { boot_id } = await machine.page();
+    await driver.mergeLayers(folder, signal);
+    // The disk, the layer directly under it, and the one of the snapshot that is left.
+    await expectFiles(3);
+    expect(await machine.page()).toMatchObject({ boot_id, marker: 'snapshot-6' });
+    await revert('snapshot-1');
+    expect(await machine.tell('agent=0')).toBe('listening\n');
+    await take('later');
+    await take('latest');
+    await driver.keepSnapshots(folder, new Set(['latest']));
+    // The process opened the lowest of these layers at its start, and froze the others.
+    await driver.mergeLayers(folder, signal);
+    await expectFiles(2);
+    await take('again');
+    await machine.stop(0);
+    await driver.keepSnapshots(folder, new Set(['again']));
+    await driver.mergeLayers(folder, signal);
+    await expectFiles(2);
+    await revert('again');
   });
 
   async function inGuest(script: string): Promise<string> {
