@@ -9,7 +9,7 @@ import type { RunnersConfig } from './config.ts';
 import type { Needs } from './places.ts';
 
 /** Finds the objects that a set names. */
-export interface Lookups {
+export interface HostLookups {
   readonly config: (name: string) => Readonly<VMConfig> | undefined;
   readonly image: (name: string) => Readonly<Image> | undefined;
   readonly iso: (name: string) => Readonly<ISO> | undefined;
@@ -25,7 +25,7 @@ function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field)
 /** Returns the needs. Objects that do not exist, or that this program may not read, decide nothing. */
 export function needsOf(
   { spec }: Readonly<RunnerSet>,
-  lookups: Lookups,
+  lookups: HostLookups,
   config: Pick<RunnersConfig, 'defaults' | 'vm_shared_disk_enabled'>,
 ): Needs {
   const { defaults, vm_shared_disk_enabled: sharesDisk } = config;
