@@ -3,11 +3,11 @@
  * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
  * limits of the machine; clones; copies of a shared file, compared with cp; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server; deployments
  * over HTTP that wait; a day of power by demand; starts of the command `berth`, compared with kubectl; starts from the memory of an image,
- * compared with boots and resumes; hand-outs of VMs from pools. It prints tables for people, a verdict for each target, and
+ * compared with boots and resumes; hand-outs of VMs from pools; frames and memory of the console in Chromium. It prints tables for people, a verdict for each target, and
  * everything as JSON. The exit code is 1 if a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,counts,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command,power,warm,pool]
- *         [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
+ *     node test/bench/main.ts [--only fleet,counts,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command,power,warm,pool,console]
+ *         [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--minutes 2] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
 import { POOL_REPLICAS_MAXIMUM } from '../../api/v1alpha1/poolmembers.ts';
@@ -16,6 +16,7 @@ import { roomFor } from './claims.ts';
 import { measureClones } from './clones.ts';
 import { countsTable, measureCounts } from './counts.ts';
 import { commandTable, commandVerdicts, measureCommand } from './command.ts';
+import { consoleTable, consoleVerdicts, measureConsole } from './console.ts';
 import { deploysTable, deploysVerdicts, measureDeploys } from './deploys.ts';
 import { emulatorsTable, emulatorsVerdicts, measureEmulators } from './emulators.ts';
 import { measureFanOut } from './fanout.ts';
@@ -58,7 +59,7 @@ const ENDING_SIGNALS = [
 ] as const;
 
 /** Defaults of the settings. */
-const DEFAULTS = { vms: 1000, hosts: 600, rounds: 3, starts: 20, pulls: 5 } as const;
+const DEFAULTS = { vms: 1000, hosts: 600, rounds: 3, starts: 20, pulls: 5, minutes: 2 } as const;
 
 type Settings = Record<keyof typeof DEFAULTS, number> & {
   /** Folder on a disk, because `/tmp` is memory on some machines. */
@@ -140,6 +141,10 @@ const PARTS: readonly Part[] = [
       }),
     { table: poolTable, verdicts: poolVerdicts },
   ),
+  part('console', ({ minutes }) => measureConsole(minutes), {
+    table: consoleTable,
+    verdicts: consoleVerdicts,
+  }),
   part('starts', ({ starts }) => measureStarts(starts), { table: startsTable, verdicts: startsVerdicts }),
 ];
 
