@@ -29,6 +29,12 @@ const KEY_MILLISECONDS = 30_000;
 /** ssh asks the guest for a sign of life after this number of seconds without data, and gives up after so many questions. */
 const ALIVE = { seconds: 15, questions: 3 } as const;
 
+/**
+ * ssh reads no configuration of this computer. Else a job could get what is meant for other hosts: keys of the agent, forwarded ports, or
+ * variables.
+ */
+const WITHOUT_CONFIGURATION = ['-F', 'none'] as const;
+
 /** The guest or the connection to it is lost. */
 class ConnectionLost extends CommandError {
   constructor(name: string) {
@@ -161,6 +167,7 @@ export class GuestShell implements AsyncDisposable {
     // Without the connection, ssh would connect by itself. The proxy that always fails prevents this.
     const options = ['ControlMaster=no', 'ProxyCommand=false', 'BatchMode=yes', 'LogLevel=ERROR'];
     return [
+      ...WITHOUT_CONFIGURATION,
       '-T',
       '-S',
       socketIn(folder),
@@ -231,6 +238,7 @@ function startMaster({ name, user, options, folder }: Login, signal: AbortSignal
   return spawn(
     'ssh',
     [
+      ...WITHOUT_CONFIGURATION,
       '-M',
       '-N',
       '-T',

@@ -2,6 +2,7 @@
  * Runs one command in a VM of its own: makes the VM or claims it from a pool, waits until it is Ready, runs the command by ssh, and deletes the VM. While the command
  * runs, this process prolongs the life of the VM. If this process is killed, the operator therefore deletes the VM.
  */
+import { isUtf8 } from 'node:buffer';
 import { randomBytes } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
@@ -246,7 +247,7 @@ async function runIn(
   const child = shell.start(inShell(COMMAND, [place, ...command]), { stdio: 'inherit', signal });
   const code = await shell.exitCode(child, signal);
   for (const copy of flags.copyOut ?? []) {
-    await copyOutAfter(code, terminal, async () => await copyOut(shell, copy, signal));
+    await copyOutAfter(code, terminal, async () => await copyOut(shell, copy, terminal.err, signal));
   }
   return code;
 }
@@ -264,10 +265,12 @@ async function copyOutAfter(code: number, { err }: Terminal, copy: () => Promise
 }
 
 /**
- * Script that runs the command. `$1` is the folder with the environment variables, or empty. The shell stays until the command ends, so that
+ * Script that runs the command. `$1` is the folder with the environment variables, or empty. The folder goes before the variables are set,
+ * because they can change the PATH. The shell stays until the command ends, so that
  * the exit code also tells which signal has ended the command.
  */
-const COMMAND = 'if [ -n "$1" ]; then . "$1/variables" || exit; rm -r "$1"; fi; shift; "$@"; exit $?';
+const COMMAND =
+  'if [ -n "$1" ]; then berth=$(cat "$1/variables") && rm -r "$1" && eval "$berth" || exit; fi; shift; "$@"; exit $?';
 
 /** Writes the variables into a file of the guest that only its user can read. Returns the folder of the file. @throws CommandError. */
 async function placeVariables(shell: GuestShell, variables: string, signal: AbortSignal): Promise<string> {
@@ -290,10 +293,11 @@ async function environmentFrom(
   const reading = async () => await client.get(SECRETS, { namespace, name }, { signal });
   const { data = {} } = await stage(RUN_EXIT.secret, signal, reading);
   const variables = Object.entries(data).map(([key, value]) => {
-    const text = Buffer.from(value, 'base64').toString('utf8');
-    if (!VARIABLE.test(key) || text.includes('\0')) {
+    const bytes = Buffer.from(value, 'base64');
+    const text = bytes.toString('utf8');
+    if (!VARIABLE.test(key) || !isUtf8(bytes) || text.includes('\0')) {
       throw new CommandError(
-        `--env-secret ${name}: the entry ${JSON.stringify(key)} must have the name of an environment variable (letters, digits and underscores), and a text without NUL`,
+        `--env-secret ${name}: the entry ${JSON.stringify(key)} must have the name of an environment variable (letters, digits and underscores), and a text in UTF-8 without NUL`,
         RUN_EXIT.secret,
       );
     }
