@@ -51,7 +51,7 @@ nat: $(PACKAGES) prerequisites ## Tests of NAT in network namespaces (root)
 	@node hack/test.ts nat
 hostile: $(PACKAGES) prerequisites ## Hostile input to every part: HOSTILE_SEED=7 HOSTILE_SCALE=1 (all of it)
 	@node hack/test.ts hostile shares
-real: $(PACKAGES) ## The contracts of emulator and tart with the real programs: ANDROID_HOME=/opt/android-sdk
+real: $(PACKAGES) ## The contracts of emulator and tart with the real programs, and the console in Chromium: ANDROID_HOME=/opt/android-sdk
 	@node hack/test.ts real
 clients: $(PACKAGES) ## Generated clients in Go and Python, and jobs of CI systems in real guests (needs Go and PyPI)
 	@node hack/test.ts clients

@@ -13,10 +13,10 @@ const NAMESPACE = 'platform-default';
 /** VM of the demo. */
 const GUEST = 'hello';
 const NARROW = { width: 390, height: 844 } as const;
-const WIDE = { width: 1440, height: 570 } as const;
+const FLEET_VIEW = { width: 1440, height: 570 } as const;
 /** Room for a screen and what stands above it. */
-const HIGH = { width: 1440, height: 860 } as const;
-const FLAT = { width: 1440, height: 300 } as const;
+const SCREEN_VIEW = { width: 1440, height: 860 } as const;
+const POOLS_VIEW = { width: 1440, height: 300 } as const;
 /** Time limit of a step in milliseconds. An emulated guest on a busy machine needs seconds for a line. */
 const STEP = { deadlineMilliseconds: 120_000 } as const;
 
@@ -36,7 +36,7 @@ export async function pictureScreen(
   const cluster = await connectCluster('demo');
   try {
     const page = await pages.openConsole(token, `#/vms/${NAMESPACE}/${GUEST}/screen`, {
-      viewport: HIGH,
+      viewport: SCREEN_VIEW,
       colorScheme: 'dark',
     });
     await page.getByText('Connected.').waitFor();
@@ -72,17 +72,21 @@ const HOSTS = [
   { prefix: 'studio', count: 4 },
 ] as const;
 /** A host that takes no VMs, and one that keeps its VMs and takes no more. */
-const CORDONED = { before: 'studio-3', after: 'mini-2' } as const;
-/** VMs that the hosts run, and VMs that wait: no host has as many processors, or as much memory. */
-const WORK = [
+const CORDONED = { empty: 'studio-3', occupied: 'mini-2' } as const;
+/** VMs that the hosts run. */
+const RUNNING = [
   { prefix: 'ios-build', namespace: TEAM, count: 17, spec: { cpu: 4, scheduler: 'most-allocated' } },
   { prefix: 'ui-test', namespace: NAMESPACE, count: 9, spec: { cpu: 4 } },
+] as const;
+/** VMs that wait: no host has as many processors, or as much memory. */
+const WAITING = [
   { prefix: 'archive', namespace: TEAM, count: 2, spec: { cpu: 32 } },
   { prefix: 'render', namespace: NAMESPACE, count: 1, spec: { memory: '256Gi' } },
 ] as const;
 /** The demo's own host has another architecture, so it gets none of these VMs. */
 const ARCHITECTURE = 'arm64';
 const IMAGE = 'registry.example/macos/sonoma:14.6';
+const SOURCE = { image: IMAGE, architecture: ARCHITECTURE } as const;
 const POOLS = [
   { name: 'ios-fresh', replicas: 6 },
   { name: 'ui-fresh', replicas: 3 },
@@ -90,10 +94,16 @@ const POOLS = [
 
 /** The pictures: an address, and a text that the page shows when it is complete. */
 const LOOKS = [
-  { name: 'console-fleet', address: '#/fleet', text: 'archive-0', viewport: WIDE },
-  { name: 'console-fleet-dark', address: '#/fleet', text: 'archive-0', viewport: WIDE, colorScheme: 'dark' },
+  { name: 'console-fleet', address: '#/fleet', text: 'archive-0', viewport: FLEET_VIEW },
+  {
+    name: 'console-fleet-dark',
+    address: '#/fleet',
+    text: 'archive-0',
+    viewport: FLEET_VIEW,
+    colorScheme: 'dark',
+  },
   { name: 'console-fleet-narrow', address: '#/fleet', text: 'archive-0', viewport: NARROW },
-  { name: 'console-pools', address: '#/objects/vmpools', text: '6 of 6', viewport: FLAT },
+  { name: 'console-pools', address: '#/objects/vmpools', text: '6 of 6', viewport: POOLS_VIEW },
   { name: 'console-vms-narrow', address: '#/vms', text: 'archive-0', viewport: NARROW, colorScheme: 'dark' },
 ] as const;
 
@@ -127,16 +137,10 @@ async function fill(cluster: Cluster): Promise<void> {
   }
   const cordon = async (name: string) =>
     await client.mergePatch(NODES, { name }, { spec: { unschedulable: true } });
-  await cordon(CORDONED.before);
-  const source = { image: IMAGE, architecture: ARCHITECTURE } as const;
-  for (const { prefix, namespace, count, spec } of WORK) {
-    for (let index = 0; index < count; index += 1) {
-      const metadata = { namespace, name: `${prefix}-${index}` };
-      await client.create(VMS, { metadata, spec: { ...source, ...spec } });
-    }
-  }
+  await cordon(CORDONED.empty);
+  await createVMs(cluster, RUNNING);
   for (const { name, replicas } of POOLS) {
-    const spec = { replicas, template: { spec: source } };
+    const spec = { replicas, template: { spec: SOURCE } };
     await client.create(VM_POOLS, { metadata: { namespace: TEAM, name }, spec });
   }
   await waitFor(
@@ -147,18 +151,29 @@ async function fill(cluster: Cluster): Promise<void> {
     },
     STEP,
   );
-  await cordon(CORDONED.after);
+  await cordon(CORDONED.occupied);
+  await createVMs(cluster, WAITING);
+}
+
+async function createVMs(cluster: Cluster, groups: typeof RUNNING | typeof WAITING): Promise<void> {
+  for (const { prefix, namespace, count, spec } of groups) {
+    for (let index = 0; index < count; index += 1) {
+      const metadata = { namespace, name: `${prefix}-${index}` };
+      await cluster.client().create(VMS, { metadata, spec: { ...SOURCE, ...spec } });
+    }
+  }
 }
 
 async function empty(cluster: Cluster): Promise<void> {
-  const simulated = WORK.flatMap(({ prefix, namespace, count }) =>
+  const simulated = [...RUNNING, ...WAITING].flatMap(({ prefix, namespace, count }) =>
     namespace === NAMESPACE ? Array.from({ length: count }, (_, index) => `${prefix}-${index}`) : [],
   );
   await cluster.kubectl(['delete', 'vms', '-n', NAMESPACE, '--ignore-not-found', ...simulated]);
   await cluster.kubectl(['delete', 'namespace', TEAM, '--ignore-not-found']);
   // Otherwise, hosts of these names would be cordoned again when they come back.
   const client = cluster.client();
-  const cordoned = (await client.list(NODES)).items.filter(({ spec }) => spec?.unschedulable === true);
+  const names: readonly string[] = Object.values(CORDONED);
+  const cordoned = (await client.list(NODES)).items.filter(({ metadata }) => names.includes(metadata.name));
   for (const { metadata } of cordoned) {
     await client.mergePatch(NODES, { name: metadata.name }, { spec: { unschedulable: null } });
   }

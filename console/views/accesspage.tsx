@@ -161,7 +161,7 @@ function Accounts({ accounts, tools }: AccountsProps) {
     <section aria-labelledby="accounts-title">
       <h2 id="accounts-title">Service accounts</h2>
       <p class="calm">
-        For programs, and for people without an account at the identity provider. A new one has the role dev.
+        For programs, and for people who cannot sign in at an identity provider. A new one has the role dev.
       </p>
       <table class="facts-table">
         <tbody>
@@ -327,8 +327,8 @@ function Members({ members, tools }: MembersProps) {
     <section aria-labelledby="members-title">
       <h2 id="members-title">Members</h2>
       <p class="calm">
-        They have the role dev: they use VMs and images of the namespace. People sign in at the identity
-        provider, and need no token.
+        They have the role dev: they use VMs and images of the namespace. People with an account at the
+        identity provider of the cluster, if it has one, need no token.
       </p>
       {members.length === 0 ? <p class="calm">Nobody has the role yet.</p> : null}
       <table class="facts-table">

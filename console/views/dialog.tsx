@@ -1,5 +1,5 @@
-/** Dialogs over the page, with a title. The browser keeps the focus in them and gives it back. */
-import { useEffect, useId, useRef } from 'preact/hooks';
+/** Dialogs over the page, with a title. The browser keeps the focus in them. */
+import { useId, useLayoutEffect, useRef } from 'preact/hooks';
 import type { ComponentChildren } from 'preact';
 
 interface DialogProps {
@@ -11,8 +11,15 @@ interface DialogProps {
 export function Dialog({ title, onClose, children }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
   const id = useId();
-  useEffect(() => {
+  useLayoutEffect(() => {
+    const before = document.activeElement;
     element.current?.showModal();
+    // The browser gives the focus back only when the dialog is closed, and not when it is removed.
+    return () => {
+      if (before instanceof HTMLElement) {
+        before.focus();
+      }
+    };
   }, []);
   return (
     <dialog ref={element} aria-labelledby={id} onClose={onClose}>

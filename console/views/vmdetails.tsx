@@ -153,13 +153,24 @@ function Facts({ vm }: { readonly vm: VM }) {
 }
 
 /** Shows commands for what only a program on the computer of the user can do. */
-function Commands({ vm: { metadata } }: { readonly vm: VM }) {
+function Commands({ vm: { metadata, status } }: { readonly vm: VM }) {
   const { namespace = '', name } = metadata;
-  const commands = [
-    ['Copy a file from the guest', `berth vm ssh -n ${namespace} -u USER ${name} -- cat /PATH/FILE > FILE`],
-    ['Without SSH, up to 3 MiB', `berth vm exec -n ${namespace} ${name} -- cat /PATH/FILE > FILE`],
+  const hasAgent = status?.conditions?.some(
+    ({ type, status: holds }) => type === 'GuestAgentConnected' && holds === 'True',
+  );
+  const commands: readonly (readonly [string, string])[] = [
+    ['Copy a file, if the guest has SFTP', `berth vm scp -n ${namespace} -u USER ${name}:/PATH/FILE FILE`],
+    ['Copy a file by SSH alone', `berth vm ssh -n ${namespace} -u USER ${name} -- cat /PATH/FILE > FILE`],
+    ...(hasAgent === true
+      ? [
+          [
+            'Copy a file by the guest agent, less than 4 MiB',
+            `berth vm exec -n ${namespace} ${name} -- cat /PATH/FILE > FILE`,
+          ] as const,
+        ]
+      : []),
     ['Log in', `berth vm ssh -n ${namespace} -u USER ${name}`],
-  ] as const;
+  ];
   return (
     <section aria-labelledby="commands-title">
       <h2 id="commands-title">In your terminal</h2>

@@ -23,7 +23,7 @@ export const SNAPSHOT_REASONS = {
     seen: { VMSnapshot: ['Ready', 'Stalled', 'Event'], VM: ['Event'] },
     class: 'final',
     by: 'agent and operator',
-    says: 'The VM has its largest number of snapshots',
+    says: 'The VM has its largest number of snapshots, or its disk its largest number of layers',
     todo: 'Delete a VMSnapshot of the VM, and create another one',
   },
   SnapshotLost: {

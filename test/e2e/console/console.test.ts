@@ -256,7 +256,7 @@ it('draws how long jobs waited and ran', async () => {
   expect(pages.faults).toEqual([]);
 });
 
-it('is usable on a narrow screen', async () => {
+it('shows hosts and VMs on a narrow screen, without a fault that axe finds', async () => {
   const page = await pages.openConsole(admin, '', { viewport: { width: 390, height: 844 } });
   await page.getByRole('article').first().waitFor();
   await picture(page, 'fleet-narrow');
@@ -275,7 +275,7 @@ it('refuses a wrong token in plain words', async () => {
   pages.faults.length = 0;
 });
 
-it('stops, starts and deletes a VM after a question', async () => {
+it('stops a VM, and deletes it after a question', async () => {
   const page = await pages.openConsole(member, `#/vms/${SHOP}/e2e-0`);
   await page.getByRole('button', { name: 'Stop' }).click();
   await page.getByText('Stop was requested').waitFor();

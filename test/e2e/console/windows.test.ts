@@ -35,7 +35,7 @@ afterAll(async () => {
   await cluster?.stop();
 });
 
-it('shows changes at once in several windows of all namespaces, each with one WebSocket', async () => {
+it('shows changes in several windows of all namespaces, each further one with one WebSocket', async () => {
   const first = await pages.openConsole(admin);
   const windows: Page[] = [first];
   const sockets: string[] = [];
