@@ -64,6 +64,7 @@ class FakePage extends EventEmitter {
 let page: FakePage;
 let places: number;
 let addresses: string[];
+let signals: AbortSignal[];
 const server = new AbortController();
 const error = vi.fn<() => void>();
 /** Watches of the API server by their type. */
@@ -72,7 +73,7 @@ let watches: Record<string, (signal: AbortSignal) => AsyncGenerator<Buffer>>;
 beforeEach(() => {
   vi.useFakeTimers();
   page = new FakePage();
-  [places, addresses] = [0, []];
+  [places, addresses, signals] = [0, [], []];
   error.mockReset();
   watches = {
     async *vms(signal) {
@@ -91,6 +92,7 @@ beforeEach(() => {
   };
   const stream = async (address: string, signal: AbortSignal) => {
     addresses.push(address);
+    signals.push(signal);
     const plural = /(\w+)\?/.exec(address)?.[1] ?? '';
     const watch = watches[plural];
     if (watch === undefined) {
@@ -197,4 +199,26 @@ it('disconnects a page without a watch, and one that leaves keeps no place', asy
   await vi.advanceTimersByTimeAsync(30_000);
   expect(page.end).toBe('1000 There is no watch');
   expect(places).toBe(0);
+});
+
+it('begins no watch after the end of the page, and ends those at the API server that it cannot send', async () => {
+  page.watch(1, 'vms');
+  page.watch(2, 'images');
+  await runPending();
+  page.ask({ unknown: 1 });
+  await runPending();
+  expect(page.end).toBe('1008 A message is no request of a watch');
+  page.watch(3, 'vms');
+  await runPending();
+  expect(addresses).toHaveLength(2);
+  expect(signals.map(({ aborted }) => aborted)).toEqual([true, true]);
+  expect(places).toBe(0);
+});
+
+it('ends a watch at the API server when it cannot be sent', async () => {
+  page.watch(1, 'vms');
+  await runPending();
+  page.unread.splice(0).forEach(({ onRead }) => onRead(new Error('The WebSocket is closing')));
+  await runPending();
+  expect([signals[0]?.aborted, places]).toEqual([true, 0]);
 });

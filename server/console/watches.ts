@@ -120,12 +120,15 @@ export class PageWatches {
   /** Serves the page until it leaves, or `signal` aborts. */
   async serve(signal: AbortSignal): Promise<void> {
     const { browser } = this.#o;
-    browser.on('message', (message: Buffer) => this.#take(message));
+    const take = (message: Buffer): void => this.#take(message);
+    browser.on('message', take);
     browser.once('close', () => this.#end.resolve({ code: CLOSE.normal, reason: '' }));
     const pings = keepAlive(browser, () => this.#end.resolve(LOST));
     using _listener = addAbortListener(signal, () => this.#end.resolve(LEAVING));
     browser.resume();
     const end = await this.#end.promise;
+    // Messages still come until the page has closed its side.
+    browser.off('message', take);
     clearInterval(pings);
     clearTimeout(this.#idle);
     this.#open.forEach((watch) => watch.abort());
@@ -169,8 +172,10 @@ export class PageWatches {
   async #forward({ id, path, resourceVersion }: WatchStart, signal: AbortSignal): Promise<void> {
     const address = watchAddress(path, resourceVersion, this.#o.namespaces);
     const release = this.#o.hold();
+    // Whatever ends the watch, the API server must learn of it.
+    const ended = new AbortController();
     try {
-      const events = await this.#o.pages.stream(address, signal);
+      const events = await this.#o.pages.stream(address, AbortSignal.any([signal, ended.signal]));
       await this.#send(id, Buffer.from('\n'));
       let bytes = 0;
       for await (const piece of events) {
@@ -181,6 +186,7 @@ export class PageWatches {
         }
       }
     } finally {
+      ended.abort();
       release();
     }
   }

@@ -1,7 +1,7 @@
 /**
  * Places for requests of callers whom nobody knows. If all are taken, a new request displaces the oldest one of the source with the most
- * places. So nobody can keep others out, and one source, for example a proxy with many people behind it, can use all places that no other
- * source needs.
+ * places. So one source cannot keep others out, and one source, for example a proxy with many people behind it, can use all places that no
+ * other source needs. Anyone with as many sources as places can still displace others for as long as they send requests.
  */
 import type { Socket } from 'node:net';
 import { peerAddress, sourceOf } from '../../base/address.ts';
