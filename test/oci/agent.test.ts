@@ -6,6 +6,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import { stringify } from 'yaml';
 import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
 import { IMAGES } from '../../api/v1alpha1/resources.ts';
+import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -213,7 +214,9 @@ test('starts a guest from the memory of an image, which its hypervisor can only 
 async function flagsOf(pid: string, end: string): Promise<(string | undefined)[]> {
   const flags: (string | undefined)[] = [];
   for (const descriptor of await readdir(host.proc(pid, 'fd'))) {
-    if ((await readlink(host.proc(pid, `fd/${descriptor}`))).endsWith(end)) {
+    // The process can close a file at any time.
+    const path = await undefinedIf(isMissing, readlink(host.proc(pid, `fd/${descriptor}`)));
+    if (path?.endsWith(end) === true) {
       const info = await readFile(host.proc(pid, `fdinfo/${descriptor}`), 'utf8');
       flags.push(/^flags:\s+(\d+)$/m.exec(info)?.[1]);
     }
