@@ -59,6 +59,10 @@ class FakePage extends EventEmitter {
   ping(): void {
     this.emit('pong');
   }
+
+  terminate(): void {
+    // A page that the test has ended has no connection.
+  }
 }
 
 let page: FakePage;
