@@ -6,36 +6,43 @@ import { awaitedOn } from '../api/v1alpha1/machine.ts';
 import { AGENT_NAME, MACOS_GUEST_RESOURCE, SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import { keepReserve } from '../base/files.ts';
-import { Authorizer } from '../kube/serving/authorization.ts';
+import { Proxies } from '../base/proxy.ts';
 import { KubeClient } from '../kube/client.ts';
 import { EventRecorder } from '../kube/events.ts';
+import { createMetrics } from '../kube/metrics.ts';
+import { Authorizer } from '../kube/serving/authorization.ts';
 import { Transport } from '../kube/transport.ts';
 import { type AgentConfig, machineDriver, portRules } from './config.ts';
-import { EmulatorOffers } from './node/emulators.ts';
-import { freeDisk } from './disks/freedisk.ts';
-import { fitDrivers, runtimeVersion } from './fitness.ts';
-import type { DriverOfVMs } from './drivers/driver.ts';
 import { folderBytes } from './disks/diskio.ts';
+import { freeDisk } from './disks/freedisk.ts';
+import type { DriverOfVMs } from './drivers/driver.ts';
+import { EmulatorDriver } from './drivers/emulator/driver.ts';
+import type { DriverOfEmulators } from './drivers/hostdrivers.ts';
+import { QemuDriver, type QemuDriverOptions } from './drivers/qemu/driver.ts';
+import { homeOf, TartDriver } from './drivers/tart/driver.ts';
+import { bundleOf } from './drivers/tart/files.ts';
+import { fitDrivers, runtimeVersion } from './fitness.ts';
+import { servingCertificate } from './identity/certificates.ts';
+import { joinAgain, takeIdentity } from './identity/identity.ts';
+import { keepCertificates } from './identity/rotation.ts';
 import { Publisher } from './images/publisher.ts';
-import { type ImageStore, HostImageStore } from './images/store.ts';
-import { machineAccess, podsIn } from './kubelet/targets.ts';
+import { HostImageStore, type ImageStore } from './images/store.ts';
 import { ResourceMetrics } from './kubelet/resources.ts';
 import { KubeletServer } from './kubelet/server.ts';
-import { type MachineUsers, hypervisorUsers, machineUsers } from './processes/users.ts';
+import { machineAccess, podsIn } from './kubelet/targets.ts';
+import { NetworkMonitor } from './network/monitor.ts';
 import type { Network, NetworkReport } from './network/network.ts';
-import { servingCertificate } from './identity/certificates.ts';
-import { keepCertificates } from './identity/rotation.ts';
+import { createNetwork, type NetworkSurroundings } from './networkdriver.ts';
+import { EmulatorOffers } from './node/emulators.ts';
 import { hostFacts, nativeArchitecture } from './node/facts.ts';
-import { joinAgain, takeIdentity } from './identity/identity.ts';
 import { NodeKeeper, NodeLease } from './node/keeper.ts';
 import { allocatable } from './node/node.ts';
-import { adoptMachines } from './pods/recover.ts';
 import { PodController } from './pods/controller.ts';
 import { DiskGuard } from './pods/diskguard.ts';
-import type { DriverOfEmulators } from './drivers/hostdrivers.ts';
-import { type PodHost, machineOf } from './pods/host.ts';
+import { machineOf, type PodHost } from './pods/host.ts';
 import { followNetwork } from './pods/network.ts';
-import { NetworkMonitor } from './network/monitor.ts';
+import { RecordStore } from './pods/records.ts';
+import { adoptMachines } from './pods/recover.ts';
 import {
   pullKeyring,
   readUserData,
@@ -43,19 +50,12 @@ import {
   skippedSecrets,
   storageKeyring,
 } from './pods/secrets.ts';
-import { RecordStore } from './pods/records.ts';
+import { SnapshotShares } from './pods/snapshotshares.ts';
+import { hostFile, ownRoot } from './processes/ownroot.ts';
+import { hypervisorUsers, type MachineUsers, machineUsers } from './processes/users.ts';
+import { seedPages } from './seed/seed.ts';
 import { TaskRunner } from './tasks/runner.ts';
 import { taskWork } from './tasks/work.ts';
-import { Proxies } from '../base/proxy.ts';
-import { createMetrics } from '../kube/metrics.ts';
-import { EmulatorDriver } from './drivers/emulator/driver.ts';
-import { QemuDriver, type QemuDriverOptions } from './drivers/qemu/driver.ts';
-import { homeOf, TartDriver } from './drivers/tart/driver.ts';
-import { bundleOf } from './drivers/tart/files.ts';
-import { seedPages } from './seed/seed.ts';
-import { hostFile, ownRoot } from './processes/ownroot.ts';
-import { createNetwork, type NetworkSurroundings } from './networkdriver.ts';
-import { SnapshotShares } from './pods/snapshotshares.ts';
 
 /**
  * Time limit for sending the last Events. These Events give the reasons why machines ended. The limit is short, because a kubelet allows
@@ -381,14 +381,16 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
 
 /** Creates the driver of VMs that the configuration names. A host has one, because two would not know of each other's machines. */
 function createDriver(
-  { machines }: AgentConfig,
+  { machines, images: { minimumFree } }: AgentConfig,
   options: Omit<QemuDriverOptions, 'logger'>,
   logger: Logger,
 ): QemuDriver | TartDriver {
   const part = machineDriver(machines);
   const own = { ...options, logger: logger.child({ part }) };
   const { tart: program, screens } = machines;
-  return part === 'tart' ? new TartDriver({ ...own, program, screens }) : new QemuDriver(own);
+  return part === 'tart'
+    ? new TartDriver({ ...own, program, screens })
+    : new QemuDriver({ ...own, minimumFree });
 }
 
 /** Returns the function that finds the address of a guest, if only the driver of the machines knows it. */

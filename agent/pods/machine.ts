@@ -13,13 +13,13 @@ import {
   type MachinePort,
 } from '../../api/v1alpha1/machine.ts';
 import type { WarmStartReason } from '../../api/v1alpha1/names.ts';
-import type { HostPort } from '../../api/v1alpha1/ports.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
+import type { HostPort } from '../../api/v1alpha1/ports.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { BaseImage } from '../disks/disk.ts';
-import type { MachineFolder, MachineState, DiskSnapshot } from '../drivers/driver.ts';
+import type { DiskSnapshot, MachineFolder, MachineState } from '../drivers/driver.ts';
 import type { NetworkHealth } from '../network/network.ts';
 
 /** Amounts of the host's resources that one machine reserves. */
@@ -253,6 +253,8 @@ export interface MachineOperation extends Pick<WantedMachine, 'pod' | 'desired' 
   readonly discard: AbortController;
   /** Regular end of the guest's grace period, in milliseconds since the epoch. Undefined for operations that do not stop a guest. */
   deadline: number | undefined;
+  /** Whether the snapshots are done, and only a merge of layers is under way. It can take minutes, and a later merge does what is left. */
+  isMerging?: boolean;
   /** Called by the step after its phase or progress has changed. */
   readonly changed: () => void;
 }

@@ -12,13 +12,13 @@ import { consequenceOf, UNSAVED_MILLISECONDS, waitBefore } from './failure.ts';
 import { event, type PodHost } from './host.ts';
 import {
   type MachineFailure,
+  type MachineOperation,
   type MachinePhase,
   type MachineRecord,
+  type MachineStep,
   newRuntime,
-  type MachineOperation,
   type OperationKind,
   type Runtime,
-  type MachineStep,
   suspendedBytes,
   type WantedMachine,
 } from './machine.ts';
@@ -167,7 +167,7 @@ export class Machines {
   #underWay(runtime: Runtime, wanted: WantedMachine, operation: MachineOperation): MachineProgress {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);
-    if (isObsolete(operation.kind, step, wanted)) {
+    if (isObsolete(operation, step, wanted)) {
       operation.abort.abort(new Error('The machine is no longer wanted'));
     }
     const until = this.#hurry(runtime.record, wanted, operation);

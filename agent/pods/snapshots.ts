@@ -4,6 +4,7 @@ import type { WantedSnapshot } from '../../api/v1alpha1/machine.ts';
 import { SNAPSHOT_LIMIT } from '../../api/v1alpha1/names.ts';
 import { type Reason, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { messageWithoutPaths } from '../../base/errors.ts';
+import { refOf } from '../../kube/objects.ts';
 import { type DiskSnapshot, memoryWorkFolder } from '../drivers/driver.ts';
 import { driverOfVM } from '../drivers/hostdrivers.ts';
 import { type PodHost, tell, warn } from './host.ts';
@@ -17,7 +18,6 @@ import {
 } from './machine.ts';
 import { nextSnapshot, surplusSnapshots } from './plan.ts';
 import type { RecordStore } from './records.ts';
-import { refOf } from '../../kube/objects.ts';
 
 /** Number of attempts to take a snapshot. The waits between them take 7 s in total, and then the moment of the request is long over. */
 const SNAPSHOT_ATTEMPTS = 4;
@@ -56,9 +56,10 @@ export async function takeSnapshot(
     const message = messageWithoutPaths(error);
     host.records.update(record, { snapshots: [...known, { uid, failure: { reason, message } }] });
     warn(host, record, reason, 'Snapshot', `The snapshot ${name} was not taken: ${message}`);
-    operation.changed();
+    // The next snapshot has attempts of its own, also if it ends the merge.
+    runtime.failed = undefined;
     // A snapshot that fails late leaves a layer.
-    await driverOfVM(host, record).mergeLayers(runtime.folder, operation.abort.signal);
+    await mergeLayers(host, runtime, operation);
   }
 }
 
@@ -158,18 +159,28 @@ function isLast({ failed }: Readonly<Runtime>, reason: Reason): boolean {
 /** Removes the snapshots that the VM has no longer. */
 export async function dropSnapshots(
   host: PodHost,
-  { record, folder }: Runtime,
+  runtime: Runtime,
   operation: MachineOperation,
 ): Promise<void> {
+  const { record, folder } = runtime;
   const surplus = surplusSnapshots(record, needed(operation.desired));
   const snapshots = (record.snapshots ?? []).filter((one) => !surplus.includes(one));
   // A snapshot that has failed can have left files, too.
   const uids = new Set(takenUids({ ...record, snapshots }));
-  const driver = driverOfVM(host, record);
-  await driver.keepSnapshots(folder, uids, operation.abort.signal);
+  await driverOfVM(host, record).keepSnapshots(folder, uids, operation.abort.signal);
   host.records.update(record, { snapshots });
+  await mergeLayers(host, runtime, operation);
+}
+
+/** Merges layers that need not be apart. Each step that is planned meanwhile ends this, also that of another snapshot. */
+async function mergeLayers(
+  host: PodHost,
+  { record, folder }: Runtime,
+  operation: MachineOperation,
+): Promise<void> {
+  operation.isMerging = true;
   operation.changed();
-  await driver.mergeLayers(folder, operation.abort.signal);
+  await driverOfVM(host, record).mergeLayers(folder, operation.abort.signal);
 }
 
 /** Exports the space of all snapshots on this host. */

@@ -98,6 +98,8 @@ class Hypervisor {
   /** Nodes of the disk, the uppermost first. */
   #chain: string[] = [];
   #commit: Commit | undefined;
+  /** Node below the disk that is not read-only. */
+  #writable: string | undefined;
   #exports = new Set<string>();
   #ignoresShared = false;
   #isMigrated = false;
@@ -309,7 +311,7 @@ class Hypervisor {
         return [{ qdev: '/disk', inserted }];
       }
       case 'query-named-block-nodes':
-        return [...this.#nodes].map((name) => ({ 'node-name': name, file: this.#files.get(name) }));
+        return this.#host.hidesNodes ? [] : [...this.#nodes].map((name) => this.#describe(name));
       case 'query-block-exports':
         return [...this.#exports].map((id) => ({ id }));
       case 'blockdev-add':
@@ -338,6 +340,11 @@ class Hypervisor {
     }
   }
 
+  #describe(name: string): Record<string, unknown> {
+    const ro = name !== this.#chain[0] && name !== this.#writable;
+    return { 'node-name': name, file: this.#files.get(name), ro };
+  }
+
   #remove(node: string): void {
     if (this.#chain.includes(node)) {
       throw new Refusal(`Node '${node}' is in use`);
@@ -359,6 +366,7 @@ class Hypervisor {
         ) {
           this.#host.faults.push(`${this.uid}: ${top} was to be merged with ${base}`);
         }
+        this.#writable = base;
         this.#commit = { top, base, questions: 2, isDone: false };
         return undefined;
       }
@@ -369,6 +377,7 @@ class Hypervisor {
         return undefined;
       case 'job-dismiss':
         this.#commit = undefined;
+        this.#writable = this.#host.keepsWritable ? this.#writable : undefined;
         return undefined;
       default:
         return undefined;
@@ -446,6 +455,10 @@ export class SimulatedHost {
   readonly faults: string[] = [];
   /** Whether no process accepts the stream of a memory that is to be kept. */
   breaksMemory = false;
+  /** Whether no process makes a layer read-only again after a merge. */
+  keepsWritable = false;
+  /** Whether no process tells of its block nodes. */
+  hidesNodes = false;
   readonly memoryBytes: number;
   life: Life | undefined;
   #pid = 0;

@@ -137,6 +137,26 @@ it.each([
   expect(all.find((one) => one.includes('drive=iso'))).toMatch(/,bootindex=1$/);
 });
 
+it('a disk and its layers keep no space for what the guest frees, also when layers are merged', () => {
+  const layers = [
+    { id: 'a', file: 'a.qcow2', diskBytes: 1 },
+    { id: 'b', file: 'b.qcow2', diskBytes: 1, parent: 'a' },
+  ];
+  const node = { driver: 'qcow2', discard: 'unmap', 'detect-zeroes': 'unmap' };
+  const layer = (id: string, backing: unknown): object => ({
+    ...node,
+    'node-name': `layer-${id}`,
+    'read-only': true,
+    file: { driver: 'file', filename: `${id}.qcow2` },
+    backing,
+  });
+  const state = { version: 1, diskBytes: 1, parent: 'b', layers } as unknown as MachineFile;
+  const sizes = { cpu: 1, memoryBytes: 2 ** 28, runAs: undefined };
+  const command = { plan: plan(undefined), state, platform: PLATFORM, incoming: false, ...sizes };
+  const found = commandLine({ uid: 'u', ...command }).find((one) => one.includes('"node-name":"disk"'));
+  expect(JSON.parse(found ?? '{}')).toMatchObject({ ...node, backing: layer('b', layer('a', null)) });
+});
+
 it.each([true, false])(
   'a machine from memory has nothing that could give back parts of the file: %s',
   (isShared) => {

@@ -8,14 +8,14 @@ import type { GuestNetwork } from '../../network/network.ts';
 import type { VmGuest, VmLaunchPlan } from '../driver.ts';
 import { screenArguments } from './displaycard.ts';
 import { cpuModel, type GuestPlatform } from './platform.ts';
-import { FILES, type MachineFile, diskFile, type Layer, layersFrom } from './state.ts';
+import { diskFile, FILES, type Layer, layersFrom, type MachineFile } from './state.ts';
 
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
 /** Name of QEMU's character device that is connected to the guest agent's port. */
 export const AGENT_CHARDEV = 'agent';
 /** Name of the block node in QEMU that reads and writes the machine's disk, until a snapshot puts another one above it. */
 export const DISK_NODE = 'disk';
-/** Options of the disk that keep it small: what the guest frees or fills with zeros becomes a hole. */
+/** Options that keep the disk and its layers small: what the guest frees or fills with zeros becomes a hole, also in a merge. */
 const DISK_OPTIONS = { discard: 'unmap', 'detect-zeroes': 'unmap' } as const;
 /** Name of QEMU's network to which the guest's network card is connected. */
 export const NETWORK = 'net0';
@@ -217,6 +217,7 @@ function layerNode(state: DiskState, id: string | undefined): Record<string, unk
   return layersFrom(state, id).reduceRight<Record<string, unknown> | null>(
     (backing, layer: Layer) => ({
       'node-name': layerNodeName(layer.id),
+      ...DISK_OPTIONS,
       driver: 'qcow2',
       'read-only': true,
       file: file(layer.file),

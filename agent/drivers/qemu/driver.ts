@@ -3,6 +3,7 @@ import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing, messageOf, messageWithoutPaths, undefinedIf } from '../../../base/errors.ts';
 import { logsWritten } from '../../console/logwriter.ts';
 import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
@@ -16,6 +17,7 @@ import {
   type Accelerator,
   type CopyOptions,
   type DiskCopy,
+  type DiskSnapshot,
   type DriverOfVMs,
   type FoundMachine,
   type GuestAnswer,
@@ -31,7 +33,6 @@ import {
   type VmLaunchPlan,
   type VmPlan,
   WarmStartRefused,
-  type DiskSnapshot,
 } from '../driver.ts';
 import { requireLogWriter } from '../machineprocess.ts';
 import { DiskCopies, markOf } from './diskcopies.ts';
@@ -42,19 +43,18 @@ import { MachineGuest } from './guest.ts';
 import { type Hypervisor, pauseGuest, unpauseGuest } from './hypervisor.ts';
 import { requireMemoryFiles } from './imagememory.ts';
 import type { MachineContext } from './launch.ts';
+import { MachineLayers, requireSnapshot, snapshotMemory } from './layers.ts';
 import { QemuMachine } from './machine.ts';
 import { requireSafe, requireSame } from './memorykey.ts';
 import { type GuestPlatform, HostPlatforms } from './platform.ts';
 import { type GuestIdentity, identityOf, type Renewed, renewGuest, sameIdentity } from './renewal.ts';
-import { findMachines, readMachineFile, requireMachineFile, diskFile, layersFrom } from './state.ts';
+import { diskFile, findMachines, layersFrom, readMachineFile, requireMachineFile } from './state.ts';
 import { MachineStreams } from './streams.ts';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { MachineLayers, requireSnapshot, snapshotMemory } from './layers.ts';
 
 /** Largest error of the clock after a start from memory. A larger error is corrected when the machine already runs. */
 const LATE_CLOCK_MILLISECONDS = 1_000;
 
-export interface QemuDriverOptions {
+export interface QemuDriverOptions extends Partial<Pick<MachineContext, 'readers' | 'minimumFree'>> {
   /** Data directory, with the machines in `<dataDirectory>/machines`. */
   dataDirectory: string;
   logger: Logger;
@@ -62,8 +62,6 @@ export interface QemuDriverOptions {
   architecture?: 'amd64' | 'arm64' | undefined;
   /** Root directory for the processes of machines. These processes must outlive the agent's container. */
   ownRoot?: OwnRoot | undefined;
-  /** Linux group (gid) with the right to read images. Undefined if the agent is not root. */
-  readers?: number | undefined;
 }
 
 /** Connections and timers of the agent for one machine. They end with the agent's process. */
@@ -101,6 +99,7 @@ export class QemuDriver implements DriverOfVMs {
       ownRoot: options.ownRoot,
       isRoot: process.getuid?.() === 0,
       readers: options.readers,
+      minimumFree: options.minimumFree ?? 0,
       changed: (uid) => this.#handlers.forEach((handler) => handler(uid)),
       follow: (folder, how) => {
         this.#of(folder).console.start();

@@ -2,16 +2,16 @@
  * Starts a QEMU process, which continues to run when the agent ends. Also finds the lines of its log that tell why the process has ended.
  */
 import type { RunAs } from '../../../base/exec.ts';
-import { withLogWriter } from '../../console/logwriter.ts';
 import { logTail } from '../../console/input.ts';
+import { withLogWriter } from '../../console/logwriter.ts';
 import type { MachineLimits } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import type { MachineFolder, VmLaunchPlan } from '../driver.ts';
-import { launch, type Launched, type ProcessContext, type StartReasons } from '../machineprocess.ts';
-import { commandLine, type CommandLine, type DevicePlan } from './arguments.ts';
+import { type Launched, launch, type ProcessContext, type StartReasons } from '../machineprocess.ts';
+import { type CommandLine, commandLine, type DevicePlan } from './arguments.ts';
 import { giveDisk, requireOwnDisk } from './files.ts';
 import type { GuestPlatform } from './platform.ts';
-import { type MachineFile, diskFile } from './state.ts';
+import { diskFile, type MachineFile } from './state.ts';
 
 /** Objects and settings that all machines of this driver share. */
 export interface MachineContext extends ProcessContext {
@@ -21,9 +21,11 @@ export interface MachineContext extends ProcessContext {
   isRoot: boolean;
   /**
    * Linux group (gid) with the right to read images. Programs that read a machine's disk get this group, because the disk is based on an
-   * image.
+   * image. Undefined if the agent is not root.
    */
   readers: number | undefined;
+  /** Number of bytes of the file system that a merge of layers leaves free. */
+  minimumFree: number;
 }
 
 /**

@@ -1,10 +1,11 @@
 /** Agents that die at each step of their work on snapshots. Only the hypervisors, their processes and qemu-img are simulated. */
-import { existsSync, writeFileSync } from 'node:fs';
+import { existsSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import * as fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import type * as time from '../../../base/time.ts';
 import { assertAsyncHistories } from '../../../test/support/properties.ts';
+import { unless } from '../../../test/support/unless.ts';
 import { LayeredMachine, UID } from '../../../test/worlds/layeredmachine.ts';
 import { contentOf, type SimulatedHost } from '../../../test/worlds/simulatedqemu.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
@@ -235,6 +236,12 @@ describe('in any history of agents that die', { timeout: TEST_MILLISECONDS }, ()
       });
       await machine.expectWhole();
       await machine.expectMerged();
+      await machine.asAgent(async (driver) => {
+        await ACTS.stop(driver, '');
+        await driver.mergeLayers(machine.folder, signal);
+      });
+      await machine.expectWhole();
+      await machine.expectMerged();
       await machine.asAgent(async (driver) => await driver.keepSnapshots(machine.folder, NONE));
       const { found, named } = await machine.files();
       expect(found).toEqual(named);
@@ -275,6 +282,22 @@ describe('a reset to a snapshot with memory', () => {
     await machine.expectWhole();
   });
 });
+
+test(
+  'a snapshot of a VM that has never started leaves the new file of its disk to the user of the VM',
+  unless(process.getuid?.() === 0 ? undefined : 'only root can give a file to another user'),
+  async () => {
+    const runAs = { uid: 20_001, gid: 20_002 };
+    await machine.asAgent(async (driver) => {
+      await driver.create(machine.folder, { ...machine.launchPlan(), runAs }, machine.image);
+      await driver.takeSnapshot(machine.folder, 'a', signal);
+    });
+    const { named } = await machine.files();
+    expect(named).toHaveLength(2);
+    const owners = named.map((name) => statSync(join(machine.folder.path, name)));
+    expect(owners).toMatchObject([runAs, runAs]);
+  },
+);
 
 test('a guest that refuses to freeze is not paused for its memory, gets no layer, and loses nothing', async () => {
   await machine.asAgent(machine.bringUp);

@@ -17,8 +17,8 @@ import { commitDisk } from '../../disks/qemuimg.ts';
 import type { MachineFolder } from '../driver.ts';
 import { DISK_NODE, diskNode, layerNodeName } from './arguments.ts';
 import { diskReader, requireOwnDisk } from './files.ts';
+import type { Hypervisor } from './hypervisor.ts';
 import type { MachineContext } from './launch.ts';
-import type { QemuMachine } from './machine.ts';
 import { beginningOf, type QmpConnection, QmpError } from './qmp.ts';
 import { type Layer, layersFrom, type MachineFile } from './state.ts';
 
@@ -32,8 +32,9 @@ const jobsSchema = beginningOf(
   z.object({ id: z.string(), status: z.string(), error: z.string().optional() }),
 );
 const filesSchema = beginningOf(
-  z.object({ 'node-name': z.string().optional(), file: z.string().optional() }),
+  z.object({ 'node-name': z.string().optional(), file: z.string().optional(), ro: z.boolean().optional() }),
 );
+type BlockNodes = z.infer<typeof filesSchema>;
 
 /** Two layers that can become one. The result has the place and the file of the lower one, and all else of the upper one. */
 export interface LayerPair {
@@ -41,12 +42,19 @@ export interface LayerPair {
   upper: Layer;
 }
 
-/** Returns two layers that can become one; undefined if there are none. The layer under the disk stays, because the guest writes to the file above it. */
-export function nextMerge({
-  layers = [],
-  parent,
-}: Pick<MachineFile, 'layers' | 'parent'>): LayerPair | undefined {
-  for (const lower of layers.filter(({ id, snapshot }) => snapshot === undefined && id !== parent)) {
+/**
+ * Returns two layers that can become one; undefined if there are none. The layer under the disk stays, because the guest writes to the file above it.
+ *
+ * If the machine has a process (`isLive`), only layers under its disk can. Another program would have to merge the other ones, and the machine's
+ * user could change their headers behind the check of them. They are merged while the machine is off.
+ */
+export function nextMerge(
+  { layers = [], parent }: Pick<MachineFile, 'layers' | 'parent'>,
+  isLive: boolean,
+): LayerPair | undefined {
+  const reached = isLive ? layersFrom({ layers }, parent) : layers;
+  const needless = layers.filter(({ id, snapshot }) => snapshot === undefined && id !== parent);
+  for (const lower of needless.filter((one) => reached.includes(one))) {
     const [upper, ...others] = layers.filter((one) => one.parent === lower.id);
     if (upper !== undefined && others.length === 0) {
       return { lower, upper };
@@ -71,39 +79,38 @@ export function mergedLayers(
 interface Commit {
   file: MachineFile;
   pair: LayerPair;
-  context: Pick<MachineContext, 'isRoot' | 'readers'>;
+  /** The machine's process; undefined if it has none. */
+  hypervisor: Hypervisor | undefined;
+  context: Pick<MachineContext, 'isRoot' | 'readers' | 'minimumFree'>;
   /** Mark of the program that works without a hypervisor. */
   mark: string;
   signal: AbortSignal;
 }
 
 /**
- * Writes the content of the upper layer to the file of the lower one. Returns the name of QEMU's node with this file; undefined if the machine's
- * process does not have it.
+ * Writes the content of the upper layer to the file of the lower one. Returns the name of QEMU's node with this file; undefined if the machine has
+ * no process.
  *
  * @throws ReasonedError `DiskFull` when there is no room for the content a second time; the signal's reason when the signal aborts.
  */
-export async function commitLayer(
-  folder: MachineFolder,
-  machine: Pick<QemuMachine, 'hypervisor'>,
-  commit: Commit,
-): Promise<string | undefined> {
-  const { file, pair, signal } = commit;
+export async function commitLayer(folder: MachineFolder, commit: Commit): Promise<string | undefined> {
+  const { file, pair, hypervisor, context, signal } = commit;
   const { lower, upper } = pair;
   const needed = await allocatedBytes(join(folder.path, upper.file));
-  if ((await freeDisk(folder.path)).bytes < needed) {
-    throw new ReasonedError('DiskFull', `A merge of two layers needs ${needed} bytes`);
+  if ((await freeDisk(folder.path)).bytes - context.minimumFree < needed) {
+    const message = `A merge of two layers needs ${needed} bytes of disk in addition to images.minimumFree`;
+    throw new ReasonedError('DiskFull', message);
   }
-  const hypervisor = await machine.hypervisor();
-  const isOpen = hypervisor !== undefined && layersFrom(file, file.parent).includes(upper);
-  const node = isOpen
-    ? await commitRunning(await hypervisor.qmp(), file, { pair, signal })
-    : await commitStill(folder, commit);
+  const node =
+    hypervisor === undefined
+      ? await commitStill(folder, commit)
+      : await commitRunning(await hypervisor.qmp(), file, { pair, signal });
   // The upper file is removed next, so its content must be in the lower one also after a loss of power.
   await sync(join(folder.path, lower.file));
   return node;
 }
 
+/** Merges layers of a machine without a process. */
 async function commitStill({ path }: MachineFolder, { file, pair, ...how }: Commit): Promise<undefined> {
   const { lower, upper } = pair;
   const { context, mark, signal } = how;
@@ -125,7 +132,7 @@ async function commitRunning(
     throw new Error('The guest writes to the upper layer');
   }
   // QEMU drops the upper file when it has merged both. The agent can have died behind that.
-  if ((await hasOpen(qmp, upper)) && !(await dropNode(qmp, top))) {
+  if (hasFile(await blockNodes(qmp), upper) && !(await dropNode(qmp, top))) {
     await qmp.execute('block-commit', {
       'job-id': JOB,
       device: root,
@@ -137,10 +144,24 @@ async function commitRunning(
     await untilMerged(qmp, signal);
     await dropNode(qmp, top);
   }
-  if (await hasOpen(qmp, upper)) {
+  await requireMerged(qmp, { lower, upper }, base);
+  return base;
+}
+
+/**
+ * Checks that the lower file has the content of both layers. QEMU writes the last of it when it makes the file's node `base` read-only again, and
+ * does not tell if it cannot. @throws Error when the lower file perhaps lacks content. The layers then stay two.
+ */
+async function requireMerged(qmp: QmpConnection, { lower, upper }: LayerPair, base: string): Promise<void> {
+  const nodes = await blockNodes(qmp);
+  if (hasFile(nodes, upper)) {
     throw new Error('QEMU still uses the upper layer');
   }
-  return base;
+  const found = nodes.find((node) => node['node-name'] === base);
+  // The text is the file's name, or a JSON that contains it if the header of the file names another backing file.
+  if (found?.ro !== true || found.file?.includes(lower.file) !== true) {
+    throw new Error('QEMU does not show the lower layer as one that is complete');
+  }
 }
 
 async function untilMerged(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
@@ -185,9 +206,12 @@ async function findJob(qmp: QmpConnection): Promise<z.infer<typeof jobsSchema>[n
   return (await qmp.ask('query-jobs', jobsSchema)).find(({ id }) => id === JOB);
 }
 
-/** Returns whether QEMU has the file of this layer open. */
-async function hasOpen(qmp: QmpConnection, { file }: Layer): Promise<boolean> {
-  const nodes = await qmp.ask('query-named-block-nodes', filesSchema, { flat: true });
+/** Returns QEMU's nodes of files and of their formats. */
+async function blockNodes(qmp: QmpConnection): Promise<BlockNodes> {
+  return await qmp.ask('query-named-block-nodes', filesSchema, { flat: true });
+}
+
+function hasFile(nodes: BlockNodes, { file }: Layer): boolean {
   return nodes.some((node) => node.file === file);
 }
 

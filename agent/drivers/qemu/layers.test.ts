@@ -36,8 +36,8 @@ describe('the layers that stay', () => {
 
 describe('two layers become one', () => {
   /** Returns the ids of the lower and the upper layer. */
-  function pairOf(layers: Layer[], parent: string): (string | undefined)[] {
-    const { lower, upper } = nextMerge({ layers, parent }) ?? {};
+  function pairOf(layers: Layer[], parent: string, isLive = false): (string | undefined)[] {
+    const { lower, upper } = nextMerge({ layers, parent }, isLive) ?? {};
     return [lower?.id, upper?.id];
   }
 
@@ -61,6 +61,15 @@ describe('two layers become one', () => {
     ['nothing is on the lower one', [layer('a', undefined, 'A'), layer('b', 'a')], 'a'],
   ])('but not if %s', (_, layers, parent) => {
     expect(pairOf(layers, parent)).toEqual([undefined, undefined]);
+  });
+
+  it('of a machine with a process only if they are under its disk', () => {
+    const branch = [layer('a'), layer('b', 'a', 'B')];
+    const disk = [layer('c'), layer('d', 'c', 'D')];
+    expect(pairOf([...branch, ...disk], 'd')).toEqual(['a', 'b']);
+    expect(pairOf([...branch, ...disk], 'd', true)).toEqual(['c', 'd']);
+    expect(pairOf(branch, 'b', true)).toEqual(['a', 'b']);
+    expect(pairOf([...branch, layer('c')], 'c', true)).toEqual([undefined, undefined]);
   });
 
   it('with the file and the place of the lower one, and the id and the snapshot of the upper one', () => {

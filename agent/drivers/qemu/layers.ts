@@ -14,11 +14,18 @@ import { undefinedIf } from '../../../base/errors.ts';
 import { timestamp } from '../../../base/time.ts';
 import type { BaseImage, MemoryFiles } from '../../disks/disk.ts';
 import { allocatedBytes, readEntries, unlessMissing } from '../../disks/diskio.ts';
-import { processUser } from '../../processes/users.ts';
 import { type DiskSnapshot, type MachineFolder, type MachineState, type VmPlan } from '../driver.ts';
 import { UNREADABLE, UnreadableFileError } from '../statefile.ts';
 import { DISK_NODE } from './arguments.ts';
-import { diskBytesOf, giveDisk, keepVariables, makeOverlay, newGeneration, remakeFiles } from './files.ts';
+import {
+  diskBytesOf,
+  diskReader,
+  giveDisk,
+  keepVariables,
+  makeOverlay,
+  newGeneration,
+  remakeFiles,
+} from './files.ts';
 import type { Freezing } from './guestagent.ts';
 import { convertStream, makeStreamFolder, whilePaused, writeStream } from './imagememory.ts';
 import type { MachineContext } from './launch.ts';
@@ -105,7 +112,7 @@ export class MachineLayers {
       parent: id,
       layers: [...(rest.layers ?? []), { ...layer, variables }],
     };
-    await this.#makeFile({ ...rest, diskBytes, ...change });
+    await this.#makeFile({ ...rest, diskBytes, ...change }, layer.file);
     const taken: Taken =
       state.kind === 'running'
         ? await this.#takeRunning(change, overlay, taking)
@@ -246,7 +253,8 @@ export class MachineLayers {
   /** Returns whether {@link merge} has something to do. */
   async canMerge(): Promise<boolean> {
     const file = await this.#machine.state.read();
-    return file !== undefined && nextMerge(file) !== undefined;
+    const isLive = (await this.#machine.process()) !== undefined;
+    return file !== undefined && nextMerge(file, isLive) !== undefined;
   }
 
   /** Returns whether the disk has as many layers as it can have. */
@@ -255,17 +263,18 @@ export class MachineLayers {
     return file !== undefined && layersFrom(file, file.parent).length >= DEPTH_LIMIT;
   }
 
-  /** Merges all layers that need not be apart. `mark` is that of programs. Call this function while nobody else uses the disk. */
+  /** Merges all layers that need not be apart, and that can be merged now. `mark` is that of programs. Call this function while nobody else uses the disk. */
   async merge(mark: string, signal: AbortSignal): Promise<void> {
     for (;;) {
       const file = await requireState(this.#machine.state);
-      const pair = nextMerge(file);
+      const hypervisor = await this.#machine.hypervisor();
+      const pair = nextMerge(file, hypervisor !== undefined);
       if (pair === undefined) {
         return;
       }
       signal.throwIfAborted();
-      const commit = { file, pair, context: this.#context, mark, signal };
-      const node = await commitLayer(this.#folder, this.#machine, commit);
+      const commit = { file, pair, hypervisor, context: this.#context, mark, signal };
+      const node = await commitLayer(this.#folder, commit);
       await this.#machine.state.change((now) => mergedLayers(now, pair, node));
       await sweepLayers(this.#folder, this.#machine.state);
     }
@@ -278,10 +287,13 @@ export class MachineLayers {
     return sizes.reduce((sum, bytes) => sum + bytes, 0);
   }
 
-  /** Makes the new file of the disk, and gives it to the machine's user, whose hypervisor opens it. */
-  async #makeFile(next: MachineFile): Promise<void> {
+  /**
+   * Makes the new file of the disk, and gives it to the owner of the present one. This is the machine's user, also if the machine has never
+   * started.
+   */
+  async #makeFile(next: MachineFile, present: string): Promise<void> {
     await makeOverlay(this.#folder, next);
-    const runAs = processUser(this.#context.isRoot, next.launched?.runAs);
+    const runAs = await diskReader(this.#folder.path, { disk: present }, this.#context.isRoot);
     if (runAs !== undefined) {
       await giveDisk(this.#folder.path, runAs, diskFile(next));
     }

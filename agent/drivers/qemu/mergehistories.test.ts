@@ -4,7 +4,7 @@ import type * as time from '../../../base/time.ts';
 import { LayeredMachine, UID } from '../../../test/worlds/layeredmachine.ts';
 import type { SimulatedHost } from '../../../test/worlds/simulatedqemu.ts';
 import type * as processes from '../../processes/process.ts';
-import type { QemuDriver } from './driver.ts';
+import type { QemuDriver, QemuDriverOptions } from './driver.ts';
 
 const { host, modules, NoCgroups, NoConsole, stepping } = await vi.hoisted(async () => {
   const { qemuModules } = await import('../../../test/worlds/qemumodules.ts');
@@ -48,6 +48,10 @@ async function merge(driver: QemuDriver): Promise<void> {
   await driver.mergeLayers(machine.folder, signal);
 }
 
+async function stop(driver: QemuDriver): Promise<void> {
+  await driver.stop(machine.folder, { graceMilliseconds: 0 });
+}
+
 /** Does what the agent does for a VM whose snapshots are these. */
 async function keep(driver: QemuDriver, uids: readonly string[]): Promise<void> {
   await driver.keepSnapshots(machine.folder, new Set(uids));
@@ -65,7 +69,7 @@ describe('an agent that dies at any step of a merge', { timeout: TEST_MILLISECON
         for (const name of ['removed', 'kept']) {
           await machine.take(driver, `${name}-${round}`, false);
         }
-        await (state === 'stopped' && driver.stop(machine.folder, { graceMilliseconds: 0 }));
+        await (state === 'stopped' && stop(driver));
         await driver.keepSnapshots(machine.folder, new Set([`kept-${round}`]));
       };
       await machine.asAgent(prepare);
@@ -134,4 +138,52 @@ test('a disk that is full of needless layers gets a snapshot all the same', asyn
     }
   });
   await machine.expectWhole();
+});
+
+describe('layers stay two', () => {
+  /** Checks that nothing is merged, and that a later agent merges all when `work` has corrected what hindered it. */
+  async function expectMergedAfter(work: () => unknown, options?: Partial<QemuDriverOptions>): Promise<void> {
+    await machine.asAgent(merge, undefined, options);
+    expect(await machine.layers()).toHaveLength(2);
+    const { found, named } = await machine.files();
+    expect(found).toEqual(named);
+    await machine.expectWhole();
+    await work();
+    await machine.asAgent(merge);
+    expect(await machine.layers()).toHaveLength(1);
+    await machine.expectWhole();
+  }
+
+  beforeEach(async () => {
+    await machine.asAgent(async (driver) => {
+      await machine.take(driver, 'removed', false);
+      await machine.take(driver, 'kept', false);
+      await driver.keepSnapshots(machine.folder, new Set(['kept']));
+    });
+  });
+
+  test('while QEMU does not tell which files it has', async () => {
+    host.world.hidesNodes = true;
+    await expectMergedAfter(() => (host.world.hidesNodes = false));
+  });
+
+  test('if QEMU has not made the lower one read-only again', async () => {
+    host.world.keepsWritable = true;
+    await expectMergedAfter(async () => {
+      host.world.keepsWritable = false;
+      await machine.asAgent(stop);
+    });
+  });
+
+  test('while the merge would leave less of the disk free than it must', async () => {
+    await expectMergedAfter(() => undefined, { minimumFree: Number.MAX_SAFE_INTEGER });
+  });
+
+  test('on another branch than the disk until the machine is off', async () => {
+    await machine.asAgent(async (driver) => {
+      await machine.revert(driver);
+      await machine.bringUp(driver);
+    });
+    await expectMergedAfter(async () => await machine.asAgent(stop));
+  });
 });
