@@ -2,14 +2,14 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createWriteStream } from 'node:fs';
-import { chmod, lstat, mkdir, mkdtemp, open, readdir, readlink, rename, rm, stat } from 'node:fs/promises';
-import { dirname, join, relative } from 'node:path';
-import { type Readable, Transform, type Writable } from 'node:stream';
+import { lstat, mkdir, mkdtemp, open, rename, rm, stat } from 'node:fs/promises';
+import { dirname, join } from 'node:path';
+import { pipeline as connect, type Readable, Transform, type Writable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
-import { codeOf, isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
+import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
 import { CommandError, EXIT, type ExitCode, RUN_EXIT } from '../errors.ts';
 import type { Copy } from '../flags.ts';
-import { printable } from '../text.ts';
+import { unpack } from './guestfolder.ts';
 import { type GuestShell, inShell } from './guestshell.ts';
 
 /** Largest copy out of a guest in bytes. A guest could otherwise fill the disk of this computer. */
@@ -61,7 +61,7 @@ export async function copyIn(
 }
 
 /**
- * Copies a file, or the content of a folder, out of the guest. `tell` gets a line about each entry of the folder that stays out.
+ * Copies a file, or the content of a folder, out of the guest. `tell` gets lines about entries of the folder that stay out.
  *
  * @throws CommandError when it fails; the signal's reason.
  */
@@ -80,14 +80,13 @@ export async function copyOut(
   }
   const script = kind === 'folder' ? 'tar -cf - -C "$1" .' : 'cat "$1"';
   const child = shell.start(inShell(script, [source]), { stdio: ['ignore', 'pipe', 'inherit'], signal });
-  const output = child.stdout as Readable;
+  // Node.js throws away what nobody has begun to read when a program ends. An error reaches the reader of `output`.
+  const output = connect(child.stdout as Readable, bounded(), () => undefined);
   const ended = shell.exitCode(child, signal);
   ended.catch(() => undefined);
   try {
     await mkdir(kind === 'folder' ? target : dirname(target), { recursive: true });
-    await (kind === 'folder'
-      ? unpack(output, target, tell, signal)
-      : pipeline(output, bounded(), createWriteStream(target)));
+    await (kind === 'folder' ? unpack(output, target, tell, signal) : writeTo(target, output));
   } catch (error) {
     signal.throwIfAborted();
     child.kill();
@@ -97,94 +96,33 @@ export async function copyOut(
 }
 
 /**
- * Unpacks the archive of a guest, which chooses names, types and permissions of the entries. They come into a new folder, because a link of
- * an earlier copy in the target could lead out of it. From there they move into the target, without those that could do harm.
+ * Writes a file beside the target and renames it, because a link of an earlier copy at the target could lead anywhere. Pipes, devices and open
+ * files of this process are written as they are.
  */
-async function unpack(
-  archive: Readable,
-  target: string,
-  tell: (line: string) => void,
-  signal: AbortSignal,
-): Promise<void> {
-  const fresh = await mkdtemp(join(target, '.berth-'));
+async function writeTo(target: string, content: Readable): Promise<void> {
+  const there = await undefinedIf(isMissing, lstat(target));
+  if (OPEN_FILE.test(target) || (there !== undefined && !there.isFile() && !there.isSymbolicLink())) {
+    await pipeline(content, createWriteStream(target));
+    return;
+  }
+  const mode = there?.isFile() === true ? there.mode & PERMISSIONS : NEW_FILE;
+  const fresh = await mkdtemp(join(dirname(target), '.berth-'));
   try {
-    // tar removes slashes at the start of names and refuses names with `..`.
-    const unpacking = spawn('tar', ['-xf', '-', '--no-same-owner', '--no-same-permissions', '-C', fresh], {
-      stdio: ['pipe', 'inherit', 'inherit'],
-      signal,
-    });
-    const unpacked = once(unpacking, 'close') as Promise<[number | null]>;
-    unpacked.catch(() => undefined);
-    // tar can end before this process has closed its input. Then its exit code tells whether it has all.
-    await undefinedIf(isEarlyEnd, pipeline(archive, bounded(), unpacking.stdin));
-    const [code] = await unpacked;
-    if (code !== 0) {
-      throw new Error(`tar ended with exit code ${code}`);
-    }
-    const kept = await secureFolder(fresh, 0);
-    kept.forEach((path) => tell(`${printable(join(target, relative(fresh, path)))} stays in the guest\n`));
-    await moveEntries(fresh, target);
+    const file = join(fresh, 'file');
+    await pipeline(content, createWriteStream(file, { mode }));
+    await rename(file, target);
   } finally {
-    await secureFolder(fresh, 0);
     await rm(fresh, { recursive: true, force: true });
   }
 }
 
-/**
- * Removes from an unpacked folder the links that lead out of it, devices and pipes, and the bits that give the rights of the owner to others.
- * `depth` is the number of folders above it. Returns the paths of the removed entries.
- */
-async function secureFolder(folder: string, depth: number): Promise<string[]> {
-  await chmod(folder, ((await lstat(folder)).mode & PERMISSIONS) | OWN_FOLDER);
-  const removed: string[] = [];
-  for (const entry of await readdir(folder, { withFileTypes: true })) {
-    const path = join(folder, entry.name);
-    if (entry.isDirectory()) {
-      removed.push(...(await secureFolder(path, depth + 1)));
-    } else if (entry.isFile()) {
-      await chmod(path, (await lstat(path)).mode & PERMISSIONS);
-    } else if (!entry.isSymbolicLink() || leadsOut(await readlink(path), depth)) {
-      await rm(path);
-      removed.push(path);
-    }
-  }
-  return removed;
-}
-
-/** Permissions without the bits that give the rights of an owner to others. */
+/** Links of the system to the open files of this process. */
+const OPEN_FILE = /^\/(dev\/(std(in|out|err)|fd\/\d+)|proc\/self\/fd\/\d+)$/;
 const PERMISSIONS = 0o777;
-/** Permissions that the owner of a folder needs to list and to change it. */
-const OWN_FOLDER = 0o700;
+/** Permissions of a new file, from which the system takes those that the user does not want. */
+const NEW_FILE = 0o666;
 
-/** Returns whether a link could lead out of a folder, of which it is so many folders below. */
-function leadsOut(link: string, depth: number): boolean {
-  const parts = link.split('/').filter((part) => part !== '.');
-  const ups = parts.findIndex((part) => part !== '..');
-  const above = ups < 0 ? parts.length : ups;
-  // After another folder, which can be a link, `..` could lead anywhere.
-  return link.startsWith('/') || above > depth || parts.slice(above).includes('..');
-}
-
-/** Moves the entries of a folder into another one. Existing folders keep their entries, and everything else is replaced. */
-async function moveEntries(from: string, to: string): Promise<void> {
-  for (const entry of await readdir(from, { withFileTypes: true })) {
-    const [source, target] = [join(from, entry.name), join(to, entry.name)];
-    const there = await undefinedIf(isMissing, lstat(target));
-    if (entry.isDirectory() && there?.isDirectory() === true) {
-      await moveEntries(source, target);
-      continue;
-    }
-    if (entry.isDirectory() && there !== undefined) {
-      await rm(target);
-    }
-    await rename(source, target);
-  }
-}
-
-function isEarlyEnd(error: unknown): boolean {
-  return codeOf(error) === 'ERR_STREAM_PREMATURE_CLOSE';
-}
-
+/** Returns a stream that passes bytes on, and fails after too many. */
 function bounded(): Transform {
   let bytes = 0;
   return new Transform({

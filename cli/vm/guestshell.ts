@@ -49,6 +49,8 @@ interface Login {
   readonly options: readonly string[];
   /** Folder that only this user can read, for the socket of the connection. */
   readonly folder: string;
+  /** File with the private key that the user gave. */
+  readonly identity?: string | undefined;
 }
 
 /** Failed attempts to log in. */
@@ -211,13 +213,20 @@ async function loggedIn(login: Login, signal: AbortSignal, attempts: Attempts): 
       attempts.refusedSince ??= performance.now();
       if (performance.now() - attempts.refusedSince > REFUSED_MILLISECONDS) {
         throw new CommandError(
-          `VM ${login.name} does not let user ${login.user} in: ${refusal}`,
+          `VM ${login.name} does not let user ${login.user} in: ${refusal}${adviceFor(login)}`,
           RUN_EXIT.login,
         );
       }
     }
     await pause(backoff.next(), signal);
   }
+}
+
+/** Tells why a key that works with another ssh can be refused. */
+function adviceFor({ identity }: Login): string {
+  return identity === undefined
+    ? ''
+    : `. This ssh reads no configuration. If an agent has the key of --identity ${identity}, SSH_AUTH_SOCK must name the agent`;
 }
 
 function socketIn(folder: string): string {

@@ -174,7 +174,8 @@ export async function openShell(
 ): Promise<GuestShell> {
   const { terminal, globals, folder, minutes, identity = keyIn(folder) } = job;
   const options = optionsFor(globals, metadata, { known: join(folder, 'known_hosts'), identity });
-  const login = { name: metadata.name, user: await userOf(terminal, job.user), options, folder };
+  const user = await userOf(terminal, job.user);
+  const login = { name: metadata.name, user, options, folder, identity: job.identity };
   return await GuestShell.open(login, { signal, minutes });
 }
 
