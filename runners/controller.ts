@@ -26,8 +26,7 @@ import type { GitHubNetwork } from './github/http.ts';
 import { deleteVM, FIELD_MANAGER, makeRunner, prolongVM, readVM, type RunnerPlace } from './machines.ts';
 import type { RunnerMetrics } from './metrics.ts';
 import { type Bidder, countVMs, isHungry, offerTo, PERIOD_MILLISECONDS } from './offers.ts';
-import { needsOf } from './needs.ts';
-import type { Needs } from './places.ts';
+import { type HostLookups, needsOf, unseenBy } from './needs.ts';
 import {
   countWanted,
   LEAVING_MILLISECONDS,
@@ -192,10 +191,10 @@ export class RunnerSetReconciler {
     return offerTo(key, bidders, fleet, Math.floor(clock() / PERIOD_MILLISECONDS));
   }
 
-  /** Returns what a set asks for. It is undefined for a set that gets no jobs, because it has no session. */
+  /** Returns what a set asks for. It is undefined for a set that gets no jobs, because it has no session or nobody knows what its VMs need. */
   #bidderOf(key: string, state: ServedSet): Bidder | undefined {
     const set = this.#setOf(key);
-    if (set === undefined || !state.canGetJobs) {
+    if (set === undefined || !state.canGetJobs || this.#blindnessOf(set) !== undefined) {
       return undefined;
     }
     const { namespace: name = '' } = set.metadata;
@@ -216,7 +215,7 @@ export class RunnerSetReconciler {
         metadata: { name },
       },
       prefix,
-      needs: this.#needsOf(set),
+      needs: needsOf(set, this.#lookupsFor(set), this.#options.config),
       placed,
       due,
       max: set.spec.max,
@@ -225,9 +224,21 @@ export class RunnerSetReconciler {
     };
   }
 
-  #needsOf(set: Readonly<RunnerSet>): Needs {
-    const { namespace = '' } = set.metadata;
+  /** Returns which object of the set could be in the default namespace, while this program does not see that. */
+  #blindnessOf(set: Readonly<RunnerSet>): Trouble | undefined {
     const { watches, defaultNamespace, config } = this.#options;
+    const unseen = watches.has(defaultNamespace) ? undefined : unseenBy(set, this.#lookupsFor(set), config);
+    const { namespace } = set.metadata;
+    return unseen === undefined
+      ? undefined
+      : {
+          reason: 'RunnerSourceUnseen',
+          message: `${unseen} is not in the namespace ${namespace}, and berth-runners does not see the namespace ${defaultNamespace}. The set gets no jobs, because nobody knows which hosts its VMs need. Add ${defaultNamespace} to the chart value runners.namespaces`,
+        };
+  }
+
+  #lookupsFor({ metadata: { namespace = '' } }: Readonly<RunnerSet>): HostLookups {
+    const { watches, defaultNamespace } = this.#options;
     const find = <T>(name: string, read: (watched: NamespaceWatches, key: string) => T | undefined) =>
       [namespace, defaultNamespace]
         .map((place) => {
@@ -235,12 +246,11 @@ export class RunnerSetReconciler {
           return watched && read(watched, `${place}/${name}`);
         })
         .find((one) => one !== undefined);
-    const lookups = {
+    return {
       config: (name: string) => find(name, ({ configs }, key) => configs.cache.get(key)),
       image: (name: string) => find(name, ({ images }, key) => images.cache.get(key)),
       iso: (name: string) => find(name, ({ isos }, key) => isos.cache.get(key)),
     };
-    return needsOf(set, lookups, config);
   }
 
   /** Does what the plan says, as far as GitHub and the API server allow it. */
@@ -248,7 +258,7 @@ export class RunnerSetReconciler {
     const { set, served } = pass;
     const { client, signal, clock } = this.#options;
     const { connected } = served;
-    served.trouble = undefined;
+    served.trouble = this.#blindnessOf(set);
     if (connected === undefined) {
       return undefined;
     }

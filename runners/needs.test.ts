@@ -4,7 +4,7 @@ import type { ISO } from '../api/v1alpha1/iso.ts';
 import type { RunnerSet, RunnerSetSpec } from '../api/v1alpha1/runnerset.ts';
 import type { VMConfig, VMConfigSpec } from '../api/v1alpha1/vmconfig.ts';
 import { configSchema } from './config.ts';
-import { needsOf } from './needs.ts';
+import { type HostLookups, needsOf, unseenBy } from './needs.ts';
 
 const REGISTRY = { registry: { reference: 'registry.example/guest:1' } };
 const IPSW = { url: 'https://example.com/restore.ipsw', sha256: '0'.repeat(64) };
@@ -21,18 +21,21 @@ const images: Record<string, Partial<ImageSpec> & { status?: Image['status'] }> 
   copy: { source: { copyOf: { name: 'installer' } }, status: { content: { type: 'ipsw', ...IPSW } } },
 };
 
+const LOOKUPS: HostLookups = {
+  config: (name) => configs[name] && ({ spec: configs[name] } as VMConfig),
+  image: (name) => {
+    const { status, ...image } = images[name] ?? {};
+    return images[name] && ({ spec: { source: REGISTRY, ...image }, status } as Image);
+  },
+  iso: (name) =>
+    name === 'setup' ? ({ spec: { source: REGISTRY, architecture: 'amd64' } } as ISO) : undefined,
+};
+
+type SetSpec = Pick<RunnerSetSpec, 'configRef' | 'template'>;
+
 /** Returns what the VMs of a set need, if these objects exist and the operator has these default values. */
-function needs(spec: Pick<RunnerSetSpec, 'configRef' | 'template'>, defaults: object = {}) {
-  const lookups = {
-    config: (name: string) => configs[name] && ({ spec: configs[name] } as VMConfig),
-    image: (name: string) => {
-      const { status, ...image } = images[name] ?? {};
-      return images[name] && ({ spec: { source: REGISTRY, ...image }, status } as Image);
-    },
-    iso: (name: string) =>
-      name === 'setup' ? ({ spec: { source: REGISTRY, architecture: 'amd64' } } as ISO) : undefined,
-  };
-  return needsOf({ spec } as RunnerSet, lookups, configSchema.parse({ defaults }));
+function needs(spec: SetSpec, defaults: object = {}) {
+  return needsOf({ spec } as RunnerSet, LOOKUPS, configSchema.parse({ defaults }));
 }
 
 const DEFAULTS = {
@@ -98,4 +101,16 @@ it.each<[string, Parameters<typeof needs>, object]>([
   ],
 ])('VMs of a set need what the operator will give them if %s', (_name, [spec, defaults], expected) => {
   expect(needs(spec, defaults)).toEqual({ ...DEFAULTS, ...expected });
+});
+
+it.each<[SetSpec, string | undefined]>([
+  [{ configRef: { name: 'small' } }, undefined],
+  [{ template: { spec: { image: 'registry.example/guest:1' } } }, undefined],
+  [{ configRef: { name: 'none' } }, 'VMConfig none'],
+  [{ template: { spec: { configRef: { name: 'small' }, image: 'lost' } } }, 'Image lost'],
+  [{ template: { spec: { iso: 'lost' } } }, 'ISO lost'],
+  [{ configRef: { name: 'bare' } }, 'Image usual'],
+])('of the objects that %j names, %s is not seen', (spec, unseen) => {
+  const config = configSchema.parse({ defaults: { image: 'usual' } });
+  expect(unseenBy({ spec } as RunnerSet, LOOKUPS, config)).toBe(unseen);
 });

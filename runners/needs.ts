@@ -22,19 +22,42 @@ function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field)
   return layers.find((layer) => layer[field] !== undefined)?.[field];
 }
 
+/** What a set and the objects that it names say about its VMs. */
+interface Sources {
+  readonly own: Layer;
+  readonly shared: Layer;
+  readonly guests: readonly Layer[];
+  /** Objects that the lookups do not find, for example `Image linux`. Behind a VMConfig that they do not find, nothing is known. */
+  readonly unseen: readonly string[];
+}
+
+function sourcesOf(
+  { spec }: Readonly<RunnerSet>,
+  lookups: HostLookups,
+  { defaults }: Pick<RunnersConfig, 'defaults'>,
+): Sources {
+  const own = spec.template?.spec ?? {};
+  const config = named('VMConfig', (spec.template?.spec ?? spec).configRef?.name, lookups.config);
+  const shared = config?.found?.spec ?? {};
+  const { image, iso } = chooseImages([own, shared, { image: defaults.image }]);
+  const guests = [named('Image', image, lookups.image), named('ISO', iso, lookups.iso)];
+  const unseen = [config, ...guests].filter((one) => one !== undefined && one.found === undefined);
+  return {
+    own,
+    shared,
+    guests: guests.flatMap((one) => (one?.found === undefined ? [] : [guestSettings(one.found)])),
+    unseen: unseen.flatMap((one) => one?.title ?? []),
+  };
+}
+
 /** Returns the needs. Objects that do not exist, or that this program may not read, decide nothing. */
 export function needsOf(
-  { spec }: Readonly<RunnerSet>,
+  set: Readonly<RunnerSet>,
   lookups: HostLookups,
   config: Pick<RunnersConfig, 'defaults' | 'vm_shared_disk_enabled'>,
 ): Needs {
   const { defaults, vm_shared_disk_enabled: sharesDisk } = config;
-  const own = spec.template?.spec ?? {};
-  const shared = named((spec.template?.spec ?? spec).configRef?.name, lookups.config)?.spec ?? {};
-  const { image, iso } = chooseImages([own, shared, { image: defaults.image }]);
-  const guests = [named(image, lookups.image), named(iso, lookups.iso)]
-    .filter((object) => object !== undefined)
-    .map(guestSettings);
+  const { own, shared, guests } = sourcesOf(set, lookups, config);
   const layers = [own, shared, ...guests, defaults];
   return {
     architecture: pick(layers, 'architecture'),
@@ -46,7 +69,22 @@ export function needsOf(
   };
 }
 
+/** Returns the first object that the set names and that the lookups do not find, for example `Image linux`. */
+export function unseenBy(
+  set: Readonly<RunnerSet>,
+  lookups: HostLookups,
+  config: Pick<RunnersConfig, 'defaults'>,
+): string | undefined {
+  return sourcesOf(set, lookups, config).unseen[0];
+}
+
 /** Looks up an object. An image reference names none. */
-function named<T>(name: string | undefined, lookup: (name: string) => T | undefined): T | undefined {
-  return name === undefined || isImageReference(name) ? undefined : lookup(name);
+function named<T>(
+  kind: string,
+  name: string | undefined,
+  lookup: (name: string) => T | undefined,
+): { readonly title: string; readonly found: T | undefined } | undefined {
+  return name === undefined || isImageReference(name)
+    ? undefined
+    : { title: `${kind} ${name}`, found: lookup(name) };
 }

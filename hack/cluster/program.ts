@@ -186,13 +186,15 @@ export interface RunnersProgram {
   namespaces: readonly string[];
   /** Servers that may have private addresses, for example a stub of GitHub on loopback. */
   privateServers: readonly string[];
+  /** Namespace whose objects all sets can name. The usual one when absent. */
+  defaultNamespace?: string | undefined;
 }
 
 /** Starts the bundle of the runners for GitHub, as its image does. Resolves when it reports that it is ready. */
 export async function startRunners(
   directory: string,
   kubeconfig: string,
-  { namespaces, privateServers }: RunnersProgram,
+  { namespaces, privateServers, defaultNamespace }: RunnersProgram,
 ): Promise<ProgramProcess> {
   await bundleInto(join(ROOT, 'dist'), { runners: ENTRY_POINTS.runners });
   const [metricsPort, healthPort] = (await freePorts(2)) as [number, number];
@@ -201,7 +203,10 @@ export async function startRunners(
     name: 'runners',
     kubeconfig,
     config: {
-      namespaces: { served: namespaces },
+      namespaces: {
+        served: namespaces,
+        ...(defaultNamespace !== undefined && { default: defaultNamespace }),
+      },
       privateServers,
       metrics: { address: `127.0.0.1:${metricsPort}` },
       health: { address: `127.0.0.1:${healthPort}` },

@@ -312,6 +312,33 @@ describe('a RunnerSet', () => {
     expect((await world.vms('faults')).map(({ metadata }) => metadata.name)).toContain(first);
     stub.finish(first);
   });
+
+  it('gets no jobs while it names an object that can be where nobody looks, and says what to do', async () => {
+    await using parts = new AsyncDisposableStack();
+    await world.runners?.stop();
+    parts.defer(async () => {
+      await world.runners?.stop();
+      await world.startRunners();
+    });
+    await world.startRunners('elsewhere');
+    await world.createSet('blind', { configRef: undefined, template: { spec: { image: 'linux' } } });
+    const { status } = await world.waitForReason('blind', 'Stalled', 'RunnerSourceUnseen');
+    expect(conditionIn(status, 'Ready')).toMatchObject({
+      status: 'False',
+      message: expect.stringMatching(
+        /^Image linux is not in the namespace platform-default, .* Add elsewhere to the chart value runners.namespaces$/,
+      ),
+    });
+    const set = await waitForStub('acme', 'blind');
+    await waitFor('a poll', () => set.polls > 0);
+    expect(set.capacity).toBe(0);
+    const client = world.cluster.client();
+    const ref = { namespace: NAMESPACE, name: 'linux' };
+    await client.create(IMAGES, { metadata: ref, spec: { source: { registry: { reference: IMAGE } } } });
+    await waitFor('an offer', () => set.capacity > 0);
+    await client.delete(IMAGES, ref);
+    await client.delete(RUNNER_SETS, { namespace: NAMESPACE, name: 'blind' });
+  });
 });
 
 it('thirty sets of ten organizations take one long poll each, and little memory', async () => {

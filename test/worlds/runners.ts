@@ -87,10 +87,11 @@ export class RunnersWorld implements AsyncDisposable {
     await this.cluster.client().create(SECRETS, { metadata, type: GITHUB_SECRET_TYPE, stringData });
   }
 
-  async startRunners(): Promise<void> {
+  async startRunners(defaultNamespace?: string): Promise<void> {
     this.runners = await this.cluster.startRunners({
       namespaces: [NAMESPACE],
       privateServers: [this.stub.host],
+      defaultNamespace,
     });
   }
 

@@ -97,6 +97,13 @@ export const RUNNER_REASONS = {
     by: 'runners',
     says: 'Not all wanted VMs are Ready yet',
   },
+  RunnerSourceUnseen: {
+    seen: { RunnerSet: ['Ready', 'Stalled'] },
+    class: 'mendable',
+    by: 'runners',
+    says: 'The RunnerSet gets no jobs. An object that it names can be in the default namespace, which berth-runners does not see',
+    todo: 'Add the default namespace to the chart value runners.namespaces, or correct the name',
+  },
   RunnerVMRefused: {
     seen: { RunnerSet: ['Ready', 'Reconciling', 'Event'] },
     class: 'mendable',
