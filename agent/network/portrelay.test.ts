@@ -7,7 +7,13 @@ import { join } from 'node:path';
 import { buffer, text } from 'node:stream/consumers';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { makeFolder } from '../../test/support/folder.ts';
-import { findByArgument, identify, killForCertain, waitForExit } from '../processes/process.ts';
+import {
+  findAllByArgument,
+  findByArgument,
+  identify,
+  killForCertain,
+  waitForExit,
+} from '../processes/process.ts';
 import { endRelay, tellRelay, withPortRelay } from './portrelay.ts';
 
 const UID = '7e1a';
@@ -100,8 +106,51 @@ it('resets connections as long as it knows no address, or the guest refuses them
   await expect(read()).rejects.toThrow('ECONNRESET');
   await tellRelay(folder, LOOPBACK);
   expect(await readFile(join(folder, 'guest.address'), 'latin1')).toBe(LOOPBACK);
+  // The DHCP server can give the address to the guest of somebody else.
+  await tellRelay(folder, undefined);
+  await expect(read()).rejects.toThrow('ECONNRESET');
+  await tellRelay(folder, LOOPBACK);
   guest.close();
   await expect(read()).rejects.toThrow('ECONNRESET');
+});
+
+it('asks after a minute without data whether client and guest are still there', async (context) => {
+  context.skip(process.platform !== 'linux', 'Only Linux shows the timers of connections');
+  const port = await freePort();
+  await start(port);
+  await tellRelay(folder, LOOPBACK);
+  const client = await connected(port);
+  client.on('error', () => undefined).write('hello');
+  await once(client, 'data');
+  const hex = (number: number): string => number.toString(16).toUpperCase().padStart(4, '0');
+  /** Returns the timers of both connections of the relay: their kinds, and the minutes that are left. The kind 02 asks whether the peer is there. */
+  const timers = async () =>
+    (await readFile('/proc/net/tcp', 'latin1'))
+      .split('\n')
+      .map((line) => line.trim().split(/\s+/))
+      .filter(
+        ([, own, peer, state]) =>
+          state === '01' &&
+          (own?.endsWith(`:${hex(port)}`) === true || peer?.endsWith(`:${hex(portOf(guest))}`) === true),
+      )
+      .map(([, , , , , timer = '']) => [timer.slice(0, 2), Math.ceil(Number(`0x${timer.slice(3)}`) / 6000)]);
+  await expect.poll(timers, WAIT).toEqual([
+    ['02', 1],
+    ['02', 1],
+  ]);
+  client.destroy();
+});
+
+it('ends all relays of its machine', async () => {
+  const ports = [await freePort(), await freePort()] as const;
+  await start(ports[0]);
+  await start(ports[1]);
+  const relays = async () => await findAllByArgument(`berth-port-relay-${UID}`);
+  await vi.waitFor(async () => expect(await relays()).toHaveLength(2), WAIT);
+  await endRelay(UID, folder);
+  for (const port of ports) {
+    await expect(connected(port)).rejects.toThrow('ECONNREFUSED');
+  }
 });
 
 it('serves other clients while one does not read, and at most 256 at a time', async () => {

@@ -7,7 +7,13 @@ import { join } from 'node:path';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { writeWhole } from '../../base/files.ts';
-import { findByArgument, killForCertain, waitForExit } from '../processes/process.ts';
+import {
+  findAllByArgument,
+  findArguments,
+  killForCertain,
+  type ProcessIdentity,
+  waitForExit,
+} from '../processes/process.ts';
 
 /** File in the machine's folder with the IPv4 address of the guest. The agent writes it, and the relay reads it for each connection. */
 const ADDRESS_FILE = 'guest.address';
@@ -17,6 +23,11 @@ const ADDRESS_FILE = 'guest.address';
 const CONNECTIONS = 256;
 /** Time limit for the connection to a guest on the same host. */
 const CONNECT_SECONDS = 10;
+/**
+ * Time without data after which the relay asks whether a client or guest is still there. By default, systems wait two hours, and clients that
+ * have vanished would take up all places meanwhile.
+ */
+const IDLE_SECONDS = 60;
 /** Time in which the relay ends by itself after its hypervisor. It only has to notice the end. */
 const END_MILLISECONDS = 2_000;
 
@@ -29,7 +40,9 @@ use strict;
 use Socket;
 use Fcntl;
 use Errno qw(EINPROGRESS EAGAIN EWOULDBLOCK EINTR);
-my ($uid, $address, $ports, $most, $patience, @command) = @ARGV;
+my ($uid, $address, $ports, $most, $patience, $idle, @command) = @ARGV;
+# TCP_KEEPALIVE of macOS, and TCP_KEEPIDLE of Linux.
+my $idleOption = $^O eq 'darwin' ? 0x10 : 4;
 my (%listeners, %sides);
 for (split /,/, $ports) {
   my ($port, $target) = split /:/;
@@ -58,6 +71,8 @@ sub side {
   my ($socket) = @_;
   fcntl($socket, F_SETFL, O_NONBLOCK);
   setsockopt($socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  # A text would be passed on as its bytes.
+  setsockopt($socket, Socket::IPPROTO_TCP(), $idleOption, $idle + 0);
   return $sides{fileno $socket} = { socket => $socket, waiting => '', over => 0, shut => 0, since => undef };
 }
 
@@ -172,23 +187,37 @@ export function withPortRelay(
   { hostAddress, ports }: RelayedPorts,
 ): [string, ...string[]] {
   const pairs = ports.map(({ hostPort, guestPort }) => `${hostPort}:${guestPort}`).join(',');
-  const settings = [uid, hostAddress, pairs, String(CONNECTIONS), String(CONNECT_SECONDS)];
+  const numbers = [CONNECTIONS, CONNECT_SECONDS, IDLE_SECONDS].map(String);
+  const settings = [uid, hostAddress, pairs, ...numbers];
   return ports.length === 0 ? command : ['perl', '-e', PROGRAM, ...settings, ...command];
 }
 
-/** Tells the relay of a machine the address of its guest. */
-export async function tellRelay(folder: string, address: string): Promise<void> {
+/**
+ * Tells the relay of a machine the address of its guest. If there is none, the relay forgets the former one, because the DHCP server can give it
+ * to another guest.
+ */
+export async function tellRelay(folder: string, address: string | undefined): Promise<void> {
   const path = join(folder, ADDRESS_FILE);
-  if ((await undefinedIf(isMissing, readFile(path, 'latin1'))) !== address) {
+  if (address === undefined) {
+    await rm(path, { force: true });
+  } else if ((await undefinedIf(isMissing, readFile(path, 'latin1'))) !== address) {
     await writeWhole(path, address);
   }
 }
 
+/** Returns those of these machines whose relays live. */
+export async function liveRelays(uids: readonly string[]): Promise<Set<string>> {
+  const names = await findArguments(new Set(uids.map(relayName)));
+  return new Set(uids.filter((uid) => names.has(relayName(uid))));
+}
+
 /** Waits until the relay of an ended machine has closed the ports, and kills it if it does not. */
 export async function endRelay(uid: string, folder: string): Promise<void> {
-  const relay = await findByArgument(relayName(uid));
-  if (relay !== undefined && !(await waitForExit(relay, END_MILLISECONDS))) {
-    await killForCertain(relay);
-  }
+  const end = async (relay: ProcessIdentity): Promise<void> => {
+    if (!(await waitForExit(relay, END_MILLISECONDS))) {
+      await killForCertain(relay);
+    }
+  };
+  await Promise.all((await findAllByArgument(relayName(uid))).map(end));
   await rm(join(folder, ADDRESS_FILE), { force: true });
 }

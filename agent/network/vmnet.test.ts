@@ -1,13 +1,20 @@
+import { spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { type AddressInfo, createServer, type Server } from 'node:net';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, onTestFinished, vi } from 'vitest';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { hostPortsSchema } from '../../api/v1alpha1/ports.ts';
+import { makeFolder } from '../../test/support/folder.ts';
+import { killByArgument } from '../processes/process.ts';
 import type { Leases } from './leases.ts';
+import { liveRelays, withPortRelay } from './portrelay.ts';
 import { VmnetNetwork } from './vmnet.ts';
 
 const LOOPBACK = '127.0.0.1';
 const CARD = { macAddress: '52:54:00:AB:00:01' };
+/** Limit of a wait. The default, 1 s, is too short on a busy machine. */
+const WAIT = { timeout: 30_000 };
 
 let guest: Server;
 let addresses: Map<string, string>;
@@ -67,21 +74,39 @@ it('gives the reserved ports to the hypervisor of the guest, and forgets them wi
   expect(await network.attached()).toEqual([]);
 });
 
-it('says that nobody listens on a reserved port of a guest that has an address', async () => {
-  const open = { ...(await port()), hostPort: portOf(guest) };
-  const closed = await port();
-  await network.attach('one', { ...CARD, ports: [open, closed], running: true });
-  const health = async () => (await network.check()).machines['one'];
+/** Starts the relay of a machine beside a program in place of its hypervisor. Returns how to end the relay alone. */
+async function startRelay(uid: string, ports: readonly MachinePort[]): Promise<() => Promise<void>> {
+  const command = withPortRelay(uid, ['sleep', '600'], { hostAddress: LOOPBACK, ports });
+  const [program, ...parameters] = command;
+  const hypervisor = spawn(program, parameters, { cwd: makeFolder(), stdio: 'ignore' });
+  onTestFinished(() => void hypervisor.kill('SIGKILL'));
+  await vi.waitFor(async () => expect(await liveRelays([uid])).toEqual(new Set([uid])), WAIT);
+  return async () => await killByArgument(`berth-port-relay-${uid}`);
+}
+
+it('says that the reserved ports of a guest with an address do not lead there, also if another program has taken them', async () => {
+  const [one, two] = [randomUUID(), randomUUID()];
+  const reserved = await port();
+  await network.attach(one, { ...CARD, ports: [reserved], running: true });
+  await network.attach(two, { ...CARD, ports: [], running: true });
+  const health = async () => (await network.check()).machines[one];
   expect(await health()).toMatchObject({ healthy: true });
-  addresses.set('one', LOOPBACK);
-  await network.address('one');
-  const message = expect.stringContaining(`nobody listens on port ${closed.hostPort}/TCP`) as string;
-  expect(await health()).toEqual({ healthy: false, message });
-  expect((await network.check()).faults).toEqual([message]);
-  const relay = createServer().listen(closed.hostPort, LOOPBACK);
-  await once(relay, 'listening');
+  for (const uid of [one, two]) {
+    addresses.set(uid, LOOPBACK);
+    await network.address(uid);
+  }
+  const fault = (text: string) => ({ healthy: false, message: expect.stringContaining(text) as string });
+  const unheard = `nobody listens on port ${reserved.hostPort}/TCP`;
+  expect(await health()).toEqual(fault(unheard));
+  expect((await network.check()).faults).toEqual([expect.stringContaining(unheard)]);
+  const end = await startRelay(one, [reserved]);
   expect(await health()).toMatchObject({ healthy: true });
-  relay.close();
+  await end();
+  const other = createServer().listen(reserved.hostPort, LOOPBACK);
+  onTestFinished(() => void other.close());
+  await once(other, 'listening');
+  expect(await health()).toEqual(fault(`another program listens on port ${reserved.hostPort}/TCP`));
+  expect((await network.check()).machines[two]).toMatchObject({ healthy: true });
 });
 
 it('asks seldom for an address, because each question starts a program', async () => {

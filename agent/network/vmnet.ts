@@ -17,6 +17,7 @@ import {
   type NetworkReport,
   normaliseMacAddress,
 } from './network.ts';
+import { liveRelays } from './portrelay.ts';
 
 /** Time after which a known address is asked for again. A guest keeps its address as long as its lease is renewed. */
 const KNOWN_MILLISECONDS = 30_000;
@@ -125,10 +126,11 @@ export class VmnetNetwork implements Network {
   /** Tells whether reserved ports are open, and whether the host has run out of addresses. */
   async check(): Promise<NetworkReport> {
     const shortage = await this.#shortage();
+    const withoutRelay = await this.#withoutRelay();
     const machines: Record<string, NetworkHealth> = {};
     for (const [uid, attachment] of this.#attachments) {
       const late = this.#isLate(attachment) ? shortage : undefined;
-      machines[uid] = late ?? (await this.#health(uid, attachment));
+      machines[uid] = late ?? (await this.#health(uid, attachment, !withoutRelay.has(uid)));
     }
     const faults = Object.entries(machines)
       .filter(([, { healthy }]) => !healthy)
@@ -150,12 +152,25 @@ export class VmnetNetwork implements Network {
     return address === undefined && this.#now() - attachedAt >= LATE_MILLISECONDS;
   }
 
-  /** Returns the health of a guest with or without an address. If it has one, its relay must listen on the ports, so nobody else can. */
-  async #health(uid: string, { ports, address }: Attachment): Promise<NetworkHealth> {
+  /** Returns the guests whose relays have ended although the guests have an address. One list of the host's processes tells it for all. */
+  async #withoutRelay(): Promise<Set<string>> {
+    const guests = [...this.#attachments]
+      .filter(([, { address, ports }]) => address !== undefined && ports.length > 0)
+      .map(([uid]) => uid);
+    const relays = guests.length === 0 ? new Set<string>() : await liveRelays(guests);
+    return new Set(guests.filter((uid) => !relays.has(uid)));
+  }
+
+  /** Returns the health of a guest with or without an address. If it has one, its relay must live and listen on the ports. */
+  async #health(uid: string, { ports, address }: Attachment, hasRelay: boolean): Promise<NetworkHealth> {
     for (const port of address === undefined ? [] : ports) {
-      if (await isUsable(uid, port, this.#checks())) {
-        const message = `Reserved ports do not lead to the guest: nobody listens on port ${port.hostPort}/TCP. Restart the VM`;
-        return { healthy: false, message };
+      const isFree = await isUsable(uid, port, this.#checks());
+      if (isFree || !hasRelay) {
+        const name = `port ${port.hostPort}/TCP`;
+        const cause = isFree
+          ? `nobody listens on ${name}. Restart the VM`
+          : `their relay has ended, and another program listens on ${name}. End that program, and restart the VM`;
+        return { healthy: false, message: `Reserved ports do not lead to the guest: ${cause}` };
       }
     }
     return {

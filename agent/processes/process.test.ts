@@ -1,8 +1,19 @@
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
-import { hostBootId, identify, isAlive, processFiles, parseStartTime, waitForExit } from './process.ts';
+import {
+  findAllByArgument,
+  findArguments,
+  hostBootId,
+  identify,
+  isAlive,
+  killByArgument,
+  parseStartTime,
+  processFiles,
+  waitForExit,
+} from './process.ts';
 
 /** Time limit of a state that takes milliseconds on an idle machine. */
 const STATE_MILLISECONDS = 30_000;
@@ -42,6 +53,28 @@ describe('on a host without /proc, a process', () => {
     vi.stubEnv('TZ', 'DEF-3');
     expect(await isAlive(identity)).toBe(true);
     expect(await isAlive({ ...identity, startTime: 'Fri Nov  2 03:04:05 2001' })).toBe(false);
+  });
+
+  it('is found by its arguments, unless it is of another user, whose processes the agent cannot end', async (context) => {
+    context.skip(process.getuid?.() !== 0, 'Only root starts a process of another user');
+    const mark = `berth-mark-${randomUUID()}`;
+    const start = (options: object): ChildProcess => {
+      const child = spawn('sh', ['-c', 'read line', mark], {
+        ...options,
+        stdio: ['pipe', 'ignore', 'ignore'],
+      });
+      onTestFinished(() => void child.kill('SIGKILL'));
+      return child;
+    };
+    const foreign = start({ uid: 65_534 });
+    expect(await findAllByArgument(mark)).toEqual([]);
+    expect(await findArguments(new Set([mark]))).toEqual(new Set());
+    const own = [start({}), start({})].map(({ pid }) => pid);
+    expect(new Set((await findAllByArgument(mark)).map(({ pid }) => pid))).toEqual(new Set(own));
+    expect(await findArguments(new Set([mark, 'berth-mark']))).toEqual(new Set([mark]));
+    await killByArgument('read line', mark);
+    expect(await findAllByArgument(mark)).toEqual([]);
+    expect(await identify(foreign.pid!)).toBeDefined();
   });
 });
 

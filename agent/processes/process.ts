@@ -2,9 +2,10 @@
  * Functions for processes that continue to run when the agent ends. The agent identifies a process by its pid, its start time and the boot
  * id of the host. Therefore the agent never mistakes another process with a reused pid for a machine.
  */
-import { readdir, readFile } from 'node:fs/promises';
+
 import { once } from 'node:events';
 import { closeSync, openSync } from 'node:fs';
+import { readdir, readFile } from 'node:fs/promises';
 import { createConnection, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { hasCode, undefinedIf, undefinedIfSync } from '../../base/errors.ts';
@@ -132,21 +133,42 @@ export async function findByArgument(...wanted: string[]): Promise<ProcessIdenti
   return undefined;
 }
 
+/** Finds all processes that {@link findByArgument} could find. */
+export async function findAllByArgument(...wanted: string[]): Promise<ProcessIdentity[]> {
+  const found: ProcessIdentity[] = [];
+  for await (const identity of allByArgument(wanted)) {
+    found.push(identity);
+  }
+  return found;
+}
+
 /**
- * Kills all processes that have this argument, and resolves when they have ended. A child that was started without a program of its own has
- * the arguments of its parent. @throws Error if a process does not end.
+ * Kills all processes that have this argument, or these arguments directly after each other, and resolves when they have ended. A child that was
+ * started without a program of its own has the arguments of its parent. @throws Error if a process does not end.
  */
-export async function killByArgument(argument: string): Promise<void> {
-  for await (const identity of allByArgument([argument])) {
+export async function killByArgument(...wanted: string[]): Promise<void> {
+  for await (const identity of allByArgument(wanted)) {
     await killForCertain(identity);
   }
 }
 
+/** Returns those of these arguments that a live process has. All are looked for in one list of the processes. */
+export async function findArguments(wanted: ReadonlySet<string>): Promise<Set<string>> {
+  const found = new Set<string>();
+  const { lines, between } = commandLines();
+  for await (const { text } of lines) {
+    text
+      .split(between)
+      .filter((argument) => wanted.has(argument))
+      .forEach((argument) => found.add(argument));
+  }
+  return found;
+}
+
 async function* allByArgument(wanted: readonly string[]): AsyncGenerator<ProcessIdentity> {
-  const lists = process.platform === 'linux' ? processFiles('cmdline') : commandLinesFromPs();
-  const between = process.platform === 'linux' ? '\0' : ' ';
+  const { lines, between } = commandLines();
   const mark = `${between}${wanted.join(between)}${between}`;
-  for await (const { pid, text } of lists) {
+  for await (const { pid, text } of lines) {
     const identity = `${between}${text}${between}`.includes(mark) ? await identify(pid) : undefined;
     if (identity !== undefined) {
       yield identity;
@@ -154,14 +176,33 @@ async function* allByArgument(wanted: readonly string[]): AsyncGenerator<Process
   }
 }
 
-/** Yields the command line of each process, with a space between two arguments. */
-async function* commandLinesFromPs(): AsyncGenerator<{ pid: number; text: string }> {
+interface CommandLine {
+  pid: number;
+  text: string;
+}
+
+/** Returns the command lines of processes, and what is between two arguments. */
+function commandLines(): { lines: AsyncGenerator<CommandLine>; between: string } {
+  return process.platform === 'linux'
+    ? { lines: processFiles('cmdline'), between: '\0' }
+    : { lines: commandLinesFromPs(), between: ' ' };
+}
+
+/**
+ * Yields the command lines of all processes of the agent's user. Machines have no users of their own on hosts without /proc. Everybody on the
+ * host can start a process with the arguments of a machine, and the agent could not end it.
+ */
+async function* commandLinesFromPs(): AsyncGenerator<CommandLine> {
   const options = { ...PROGRAM, environment: PS_ENVIRONMENT, outputLimitBytes: PS_LIMIT_BYTES };
-  const lines = await run('ps', ['-axwwo', 'pid=,args='], options);
-  for (const line of lines.split('\n')) {
-    const [, pid, text = ''] = /^\s*(\d+)\s(.*)$/.exec(line) ?? [];
-    if (pid !== undefined) {
-      yield { pid: Number(pid), text };
+  const lines = (await run('ps', ['-axwwo', 'pid=,uid=,args='], options)).split('\n');
+  const all = lines.flatMap((line) => {
+    const [, pid, user, text = ''] = /^\s*(\d+)\s+(\d+)\s(.*)$/.exec(line) ?? [];
+    return pid === undefined ? [] : [{ pid: Number(pid), user, text }];
+  });
+  const self = all.find(({ pid }) => pid === process.pid);
+  for (const { pid, user, text } of all) {
+    if (user === self?.user) {
+      yield { pid, text };
     }
   }
 }
@@ -170,9 +211,7 @@ async function* commandLinesFromPs(): AsyncGenerator<{ pid: number; text: string
  * Yields the content of the file /proc/PID/`name` for each process of this host. The files are read one at a time, because a host can have
  * thousands of processes. On hosts without /proc, nothing is yielded.
  */
-export async function* processFiles(
-  name: 'cmdline' | 'mountinfo' | 'stat',
-): AsyncGenerator<{ pid: number; text: string }> {
+export async function* processFiles(name: 'cmdline' | 'mountinfo' | 'stat'): AsyncGenerator<CommandLine> {
   const pids = process.platform === 'linux' ? await readdir('/proc') : [];
   // EINVAL means that the process is a zombie. Only a read of `mountinfo` gives this error.
   const codes = name === 'mountinfo' ? ['EINVAL'] : [];
@@ -192,12 +231,19 @@ async function readIfAlive(path: string, codes: readonly string[] = []): Promise
   return await undefinedIf(hasCode('ENOENT', 'ESRCH', ...codes), readFile(path, 'utf8'));
 }
 
+/** Error for a path that is too long for a socket of the system. */
+export class SocketPathError extends Error {
+  override readonly name = 'SocketPathError';
+}
+
 /** Longest path of a socket: `sun_path` holds 108 bytes on Linux and 104 on macOS, and the closing zero uses one byte. */
 const SOCKET_PATH_LIMIT_BYTES = process.platform === 'linux' ? 107 : 103;
 
 /**
  * Calls `use` with a path to the socket `folder/name`. The path is short enough for the system. The path is valid only until the promise of
  * `use` settles.
+ *
+ * @throws SocketPathError on hosts without /proc when the path is too long.
  */
 export async function withSocketPath<T>(
   folder: string,
@@ -209,7 +255,7 @@ export async function withSocketPath<T>(
     return await use(path);
   }
   if (process.platform !== 'linux') {
-    throw new Error(
+    throw new SocketPathError(
       `The path ${path} is too long for a socket. The limit is ${SOCKET_PATH_LIMIT_BYTES} bytes: choose a shorter data directory`,
     );
   }

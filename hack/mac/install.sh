@@ -41,20 +41,44 @@ fi
 cp "$label.plist" "$plist"
 chmod 644 "$plist"
 
+# Returns whether guests may run, also those of other programs. macOS has a bridge with a number from 100 while it has a network for them.
+guests_run() {
+  if pgrep -x tart >/dev/null; then
+    return 0
+  fi
+  interfaces=$(ifconfig -l) || return 0
+  case $interfaces in
+    *bridge1[0-9][0-9]*) return 0 ;;
+  esac
+  return 1
+}
+
 # Guests keep their addresses for a day by default, so a busy host has none left after about 250 guests.
 leases=$root/Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist
-case $(defaults read "$leases" bootpd 2>/dev/null) in
-  *DHCPLeaseTimeSecs*) ;;
-  '')
-    defaults write "$leases" bootpd -dict DHCPLeaseTimeSecs -int 600
-    echo "From now on, guests keep their addresses for 10 minutes."
-    # Earlier leases would last up to a day. Guests that run still need theirs.
-    if ! pgrep -x tart >/dev/null; then
-      rm -f "$root/var/db/dhcpd_leases"
-    fi
-    ;;
-  *) echo "The DHCP server has other settings. Add DHCPLeaseTimeSecs 600 to bootpd in $leases" ;;
-esac
+given=$root/var/db/dhcpd_leases
+shorten="sudo defaults write $leases bootpd -dict-add DHCPLeaseTimeSecs -int 600"
+if dhcp=$(defaults read "$leases" bootpd 2>&1); then
+  seconds=$(printf '%s\n' "$dhcp" | sed -n 's/.*DHCPLeaseTimeSecs[ "]*=[ "]*\([0-9][0-9]*\).*/\1/p' | head -n 1)
+  if [ -z "$seconds" ]; then
+    echo "The DHCP server has other settings. Add DHCPLeaseTimeSecs 600 to bootpd: $shorten"
+  elif [ "$seconds" -ne 600 ]; then
+    echo "Guests keep their addresses for $seconds seconds, as DHCPLeaseTimeSecs says. For 10 minutes: $shorten"
+  fi
+else
+  case $dhcp in
+    *'does not exist'*)
+      defaults write "$leases" bootpd -dict DHCPLeaseTimeSecs -int 600
+      echo "From now on, guests keep their addresses for 10 minutes."
+      # Earlier leases would last up to a day. Guests that run still need theirs.
+      if guests_run; then
+        echo "Earlier leases stay until they end, because guests may run: $given"
+      else
+        rm -f "$given"
+      fi
+      ;;
+    *) echo "The settings of the DHCP server cannot be read, so guests keep their addresses as before: $dhcp" ;;
+  esac
+fi
 
 if [ ! -e "$settings/agent.yaml" ]; then
   echo "The agent is installed. Write $settings/agent.yaml, and run this again to start the agent."

@@ -95,6 +95,7 @@ class Mac {
   readonly #bin = join(this.root, 'bin');
   readonly #calls = join(this.root, 'calls');
   readonly #given = join(this.root, 'given');
+  readonly #written = join(this.root, 'written');
 
   constructor() {
     mkdirSync(this.#bin);
@@ -112,8 +113,16 @@ case $1 in print) [ -e "$loaded" ] ;; bootstrap) touch "$loaded" ;; bootout) rm 
     );
     this.#program('pgrep', `[ -e '${this.root}/guest' ]`);
     this.#program(
+      'ifconfig',
+      `echo "lo0 en0 bridge0$([ ! -e '${this.root}/other-guest' ] || echo ' vmenet0 bridge100')"`,
+    );
+    // A file that cannot be read stands for any error but missing settings.
+    this.#program(
       'defaults',
-      `case $1 in read) cat "$2" ;; write) mkdir -p "\${2%/*}"; shift 2; echo "$*" >>'${this.root}/${LEASES}' ;; esac`,
+      `case $1 in
+read) [ ! -d "$2" ] && cat "$2" 2>/dev/null && exit; [ -e "$2" ] && echo 'Could not read' >&2 || echo "The domain/default pair of ($2, $3) does not exist" >&2; exit 1 ;;
+write) mkdir -p "\${2%/*}"; echo "{ $5 = $7; }" >"$2"; shift 2; echo "$*" >>'${this.#written}' ;;
+esac`,
     );
     writeFileSync(this.#calls, '');
     mkdirSync(join(this.root, 'archive'));
@@ -146,6 +155,11 @@ case $1 in print) [ -e "$loaded" ] ;; bootstrap) touch "$loaded" ;; bootout) rm 
   /** Returns the arguments of all calls of `chown`. */
   given(): string {
     return readFileSync(this.#given, 'utf8');
+  }
+
+  /** Returns the arguments of all calls of `defaults` that write, without the file. */
+  written(): string {
+    return existsSync(this.#written) ? readFileSync(this.#written, 'utf8') : '';
   }
 
   write(path: string, text: string): void {
@@ -202,25 +216,43 @@ describe('the scripts', () => {
     expect(left.filter((path) => existsSync(join(mac.root, path)))).toEqual([]);
   });
 
-  test('shorten the leases of guests, and forget earlier ones unless a guest runs', () => {
+  test('shorten the leases of guests, and forget earlier ones', () => {
     const mac = new Mac();
     mac.write(GIVEN, '{}');
     expect(mac.run('install.sh', 'agent')).toMatch(/guests keep their addresses for 10 minutes/);
-    expect(readFileSync(join(mac.root, LEASES), 'utf8')).toBe('bootpd -dict DHCPLeaseTimeSecs -int 600\n');
+    expect(mac.written()).toBe('bootpd -dict DHCPLeaseTimeSecs -int 600\n');
     expect(existsSync(join(mac.root, GIVEN))).toBe(false);
     expect(mac.run('install.sh', 'agent')).not.toMatch(/addresses/);
-    const busy = new Mac();
-    busy.write(GIVEN, '{}');
-    busy.write('guest', '');
-    busy.run('install.sh', 'agent');
-    expect(existsSync(join(busy.root, GIVEN))).toBe(true);
+    expect(mac.written()).toBe('bootpd -dict DHCPLeaseTimeSecs -int 600\n');
   });
 
-  test('leave other settings of the DHCP server alone, and say what to add', () => {
+  test.each(['guest', 'other-guest'])('keep earlier leases while a guest runs: %s', (kind) => {
     const mac = new Mac();
-    mac.write(LEASES, '{ detect_other_dhcp_server = 1; }');
-    expect(mac.run('install.sh', 'agent')).toMatch(/Add DHCPLeaseTimeSecs 600 to bootpd/);
-    expect(readFileSync(join(mac.root, LEASES), 'utf8')).toBe('{ detect_other_dhcp_server = 1; }');
+    mac.write(GIVEN, '{}');
+    mac.write(kind, '');
+    expect(mac.run('install.sh', 'agent')).toMatch(/Earlier leases stay .*dhcpd_leases/);
+    expect(existsSync(join(mac.root, GIVEN))).toBe(true);
+  });
+
+  test.each([
+    [
+      '{ detect_other_dhcp_server = 1; }',
+      /Add DHCPLeaseTimeSecs 600 to bootpd: sudo defaults write .*-dict-add/,
+    ],
+    ['{\n    DHCPLeaseTimeSecs = 86400;\n}', /for 86400 seconds.*sudo defaults write .*-dict-add/],
+    ['{\n    "DHCPLeaseTimeSecs" = "300";\n}', /for 300 seconds/],
+  ])('leave the settings %j of the DHCP server alone, and say how to change them', (text, message) => {
+    const mac = new Mac();
+    mac.write(LEASES, text);
+    expect(mac.run('install.sh', 'agent')).toMatch(message);
+    expect([mac.written(), readFileSync(join(mac.root, LEASES), 'utf8')]).toEqual(['', text]);
+  });
+
+  test('do not replace settings of the DHCP server that cannot be read', () => {
+    const mac = new Mac();
+    mac.write(join(LEASES, 'unreadable'), '');
+    expect(mac.run('install.sh', 'agent')).toMatch(/cannot be read.*Could not read/);
+    expect(mac.written()).toBe('');
   });
 
   test('the settings can be read by the user of the agent alone', () => {

@@ -8,11 +8,11 @@ import { setTimeout as delay } from 'node:timers/promises';
 import * as fc from 'fast-check';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import type * as exec from '../../../base/exec.ts';
 import { assertAsyncHistories } from '../../../test/support/properties.ts';
 import { SimulatedMac } from '../../../test/worlds/simulatedmac.ts';
 import { makeTartImage, readGuest, tartPlan, writeGuest } from '../../../test/worlds/tarthost.ts';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type * as exec from '../../../base/exec.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import type * as processes from '../../processes/process.ts';
 import type { MachineFolder, VmLaunchPlan } from '../driver.ts';
@@ -51,6 +51,8 @@ vi.mock('../../processes/process.ts', async (importOriginal) => {
     killForCertain: asStep(({ pid }: Identity) => host.mac.end(pid)),
     findByArgument: async (command: string, name: string) =>
       await Promise.resolve(command === 'run' ? host.mac.find(name) : undefined),
+    findAllByArgument: async () => await Promise.resolve([]),
+    killByArgument: async () => await Promise.resolve(),
   };
 });
 

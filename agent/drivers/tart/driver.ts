@@ -12,9 +12,9 @@ import { Serial } from '../../../base/concurrency.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { listFolders } from '../../../base/files.ts';
 import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
-import { tellRelay } from '../../network/portrelay.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
+import { tellRelay } from '../../network/portrelay.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import {
   type Accelerator,
@@ -40,11 +40,11 @@ import {
 } from '../driver.ts';
 import { requireLogWriter } from '../machineprocess.ts';
 import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
-import { diskOf, ecidOf, installFiles, isInstalled, makeFiles, STATE_FILE, type TartState } from './files.ts';
 import { memoryRefusal, TartCopies } from './copies.ts';
+import { diskOf, ecidOf, installFiles, isInstalled, makeFiles, STATE_FILE, type TartState } from './files.ts';
 import { needsEcid } from './identity.ts';
 import { NO_SUSPENSION, type TartContext, TartMachine } from './machine.ts';
-import { endInstallation, guestAddress, renewEcid, tart, type TartProgram } from './program.ts';
+import { endInstallation, guestAddress, renewEcid, type TartProgram, tart } from './program.ts';
 
 /** Largest number of guests with macOS on a host. The licence of macOS sets this limit, and its hypervisor keeps it. */
 const MACOS_GUESTS = 2;
@@ -213,11 +213,11 @@ export class TartDriver implements DriverOfVMs {
     return found;
   }
 
-  /** Returns the IPv4 address of the guest, and tells it to the relay of its ports. Undefined as long as the guest has none. */
+  /** Returns the IPv4 address of the guest, and tells the relay of its ports. Undefined as long as the guest has none. */
   async address(uid: string): Promise<string | undefined> {
     const address = await guestAddress(this.#program, uid);
     // The machine may be deleted meanwhile.
-    await (address && undefinedIf(isMissing, tellRelay(join(this.#root, uid), address)));
+    await undefinedIf(isMissing, tellRelay(join(this.#root, uid), address));
     return address;
   }
 

@@ -9,11 +9,11 @@ import { unlessAborted } from '../../../base/time.ts';
 /** Largest message of the guest agent. It sends output in pieces of 4 KiB. */
 const MESSAGE_BYTES = 64 * 1024;
 /** Compression flag and length before each message. */
-const PREFIX_BYTES = 5;
+export const PREFIX_BYTES = 5;
 /** Largest explanation of an error that is shown. */
 const EXPLANATION_CHARACTERS = 300;
-/** Memory in MiB that a connection may take for headers and for data that waits. */
-const SESSION_MEMORY = 1;
+/** Memory in MB that a connection may take for headers and for data that waits. The input of a command waits there, and may have 1 MiB. */
+const SESSION_MEMORY = 2;
 /** Types of fields. */
 const VARINT = 0;
 const BYTES = 2;
@@ -193,19 +193,48 @@ function explain(message: unknown, code: unknown): string {
 }
 
 async function* splitMessages(stream: ClientHttp2Stream): AsyncGenerator<Buffer, void, undefined> {
-  let rest: Buffer = Buffer.alloc(0);
+  let prefix = new Filling(PREFIX_BYTES);
+  let message: Filling | undefined;
   for await (const piece of stream as AsyncIterable<Buffer>) {
-    rest = rest.length === 0 ? piece : Buffer.concat([rest, piece]);
-    while (rest.length >= PREFIX_BYTES) {
-      const length = rest.readUInt32BE(1);
-      if (rest[0] !== 0 || length > MESSAGE_BYTES) {
-        throw new GrpcError('The guest agent sends a message that the agent does not read');
+    for (let rest = piece; rest.length > 0; ) {
+      rest = (message ?? prefix).take(rest);
+      if (message === undefined && prefix.isFull) {
+        message = new Filling(readLength(prefix.bytes));
       }
-      if (rest.length < PREFIX_BYTES + length) {
-        break;
+      if (message?.isFull === true) {
+        yield message.bytes;
+        [prefix, message] = [new Filling(PREFIX_BYTES), undefined];
       }
-      yield rest.subarray(PREFIX_BYTES, PREFIX_BYTES + length);
-      rest = rest.subarray(PREFIX_BYTES + length);
     }
+  }
+}
+
+/** Reads the length of a message from its prefix. @throws GrpcError when it is too long or compressed. */
+function readLength(prefix: Buffer): number {
+  const length = prefix.readUInt32BE(1);
+  if (prefix[0] !== 0 || length > MESSAGE_BYTES) {
+    throw new GrpcError('The guest agent sends a message that the agent does not read');
+  }
+  return length;
+}
+
+/** Bytes of a known length that come in pieces. Each byte is copied once, because the peer can send pieces of one byte. */
+class Filling {
+  readonly bytes: Buffer;
+  #used = 0;
+
+  constructor(length: number) {
+    this.bytes = Buffer.alloc(length);
+  }
+
+  get isFull(): boolean {
+    return this.#used === this.bytes.length;
+  }
+
+  /** Takes what still belongs to these bytes, and returns the rest of the piece. */
+  take(piece: Buffer): Buffer {
+    const count = piece.copy(this.bytes, this.#used);
+    this.#used += count;
+    return piece.subarray(count);
   }
 }

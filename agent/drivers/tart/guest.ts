@@ -4,7 +4,7 @@
  */
 import { type GuestFacts, guestHostNameSchema, guestOSSchema } from '../../../api/v1alpha1/machine.ts';
 import { hasCode } from '../../../base/errors.ts';
-import { connectTo, withSocketPath } from '../../processes/process.ts';
+import { connectTo, SocketPathError, withSocketPath } from '../../processes/process.ts';
 import {
   type GuestAnswer,
   type GuestCommand,
@@ -16,7 +16,7 @@ import {
 } from '../driver.ts';
 import { OUTPUT_LIMIT_BYTES, PIECE_BYTES, reachableAddresses, requireShortInput } from '../guest.ts';
 import type { TartState } from './files.ts';
-import { decodeFields, encodeFields, GrpcConnection, GrpcError, GrpcRefusal } from './grpc.ts';
+import { decodeFields, encodeFields, GrpcConnection, GrpcError, GrpcRefusal, PREFIX_BYTES } from './grpc.ts';
 
 /** Name of the control socket in the machine's folder of the program. */
 const SOCKET = 'control.sock';
@@ -36,10 +36,14 @@ const INPUT_BYTES = 32 * 1024;
 /** Limit of the output that the agent reads for facts, and for any other command. What is over the limit of a stream is dropped. */
 const FACT_BYTES = 16 * 1024;
 const RECEIVE_LIMIT_BYTES = 48 * 1024 * 1024;
+/** Limit of the messages about a command that have no output and no exit code. The guest agent has no reason to send one. */
+const EMPTY_LIMIT = 1_000;
 /** Largest exit code of a program. The guest agent tells a larger one, or a negative one, if a signal has ended the program. */
 const LARGEST_EXIT_CODE = 255;
 
 const SILENT = 'No guest agent answers in the guest. Install tart-guest-agent there and start it, or use SSH';
+const LONG =
+  'The data directory of the host has a path that is too long for the socket of the guest agent. Choose a shorter dataDirectory, or use SSH';
 const LOST =
   'The guest agent of the machine no longer answers. Check in the guest whether the command still runs';
 const INVALID =
@@ -113,7 +117,11 @@ export class TartGuest {
     }
   }
 
-  /** Connects to the guest agent. The result is undefined if none answers. @throws the signal's reason when the signal aborts. */
+  /**
+   * Connects to the guest agent. The result is undefined if none answers.
+   *
+   * @throws the signal's reason when the signal aborts; StreamRefused when the path of the socket is too long.
+   */
   async #connect(signal: AbortSignal): Promise<GrpcConnection | undefined> {
     signal.throwIfAborted();
     const limited = AbortSignal.any([signal, AbortSignal.timeout(PING_MILLISECONDS)]);
@@ -126,6 +134,9 @@ export class TartGuest {
     } catch (error) {
       connection?.close();
       signal.throwIfAborted();
+      if (error instanceof SocketPathError) {
+        throw new StreamRefused(LONG, { cause: error });
+      }
       if (error instanceof GrpcError || limited.aborted || isUnreachable(error)) {
         return undefined;
       }
@@ -171,13 +182,10 @@ async function run(
   const messages = [encodeFields([[1, command]]), ...(isInteractive ? inputMessages(input) : [])];
   const [stdout, stderr] = [new Output(reserve), new Output(reserve)];
   const truncated = (): boolean => stdout.isCut || stderr.isCut;
-  let received = 0;
+  const count = makeCount(limit);
   for await (const message of connection.call(METHODS.execute, messages)) {
-    received += message.length;
-    if (received > limit) {
-      throw new GrpcRefusal(`The command prints more than ${limit} bytes`);
-    }
     const { exit, out, err } = readResponse(message);
+    count(message, exit === undefined && out.length + err.length === 0);
     if (exit !== undefined) {
       const exitCode = exit < 0 || exit > LARGEST_EXIT_CODE ? LARGEST_EXIT_CODE : exit;
       return { exitCode, stdout: stdout.end(), stderr: stderr.end(), truncated: truncated() };
@@ -186,6 +194,24 @@ async function run(
     stderr.add(err);
   }
   throw new GrpcError('The command has ended without an exit code');
+}
+
+/**
+ * Returns a function that counts the messages about a command, and throws GrpcRefusal if there are too many of them. `limit` is that of all
+ * messages in bytes.
+ */
+function makeCount(limit: number): (message: Buffer, isEmpty: boolean) => void {
+  let [received, empty] = [0, 0];
+  return (message, isEmpty) => {
+    received += PREFIX_BYTES + message.length;
+    empty += isEmpty ? 1 : 0;
+    if (received > limit) {
+      throw new GrpcRefusal(`The command prints more than ${limit} bytes`);
+    }
+    if (empty > EMPTY_LIMIT) {
+      throw new GrpcRefusal(`The guest agent of the machine sends more than ${EMPTY_LIMIT} empty messages`);
+    }
+  };
 }
 
 /** Returns the messages with the input of a command. An empty one is the end of the input. */

@@ -7,7 +7,7 @@ import * as z from 'zod';
 import { hasCode, undefinedIf, undefinedIfSync } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 import { parseJson } from '../../../base/json.ts';
-import { findByArgument, isAlive, killForCertain, type ProcessIdentity } from '../../processes/process.ts';
+import { isAlive, killByArgument, type ProcessIdentity } from '../../processes/process.ts';
 
 /** Where the program is, and the folder of its machines (`TART_HOME`). */
 export interface TartProgram {
@@ -86,8 +86,7 @@ export async function install(
 
 /** Ends an installation that is still under way, because the agent that began it was killed. */
 export async function endInstallation(uid: string): Promise<void> {
-  const found = await findByArgument('create', nameOf(uid));
-  await (found && killForCertain(found));
+  await killByArgument('create', nameOf(uid));
 }
 
 const stateSchema = z.object({ Running: z.boolean() });

@@ -4,11 +4,12 @@ import { once } from 'node:events';
 import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { type AddressInfo, connect, createServer } from 'node:net';
 import { dirname, join } from 'node:path';
+import { text } from 'node:stream/consumers';
 import { inflateSync } from 'node:zlib';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
-import { OUTPUT_LIMIT_BYTES } from '../../../agent/drivers/guest.ts';
 import type { MachineFolder } from '../../../agent/drivers/driver.ts';
+import { OUTPUT_LIMIT_BYTES } from '../../../agent/drivers/guest.ts';
 import { homeOf } from '../../../agent/drivers/tart/driver.ts';
 import { environment } from '../../../agent/drivers/tart/program.ts';
 import { findByArgument, type ProcessIdentity } from '../../../agent/processes/process.ts';
@@ -149,7 +150,7 @@ test('asks the guest agent of the image for facts, and runs commands by it', asy
     stderr: 'complained\n',
     truncated: false,
   });
-  const long = 'long input '.repeat(10_000);
+  const long = 'x'.repeat(2 ** 20);
   expect(await output(mac, 'cat', long)).toMatchObject({ exitCode: 0, stdout: long, truncated: false });
   expect(await output(mac, 'cat', '')).toMatchObject({ exitCode: 0, stdout: '' });
   expect(await output(mac, 'killed')).toMatchObject({ exitCode: 255 });
@@ -197,6 +198,10 @@ test('passes connections on from its reserved ports, also while the agent restar
       expect(String((await once(client, 'data'))[0])).toBe(`${start} start, ${agent}`);
       await host.restartAgent();
     }
+    host.tart.give('no-address');
+    expect(await host.driver.address('linux1')).toBeUndefined();
+    await expect(text(connect(ports[0].hostPort, '127.0.0.1'))).rejects.toThrow('ECONNRESET');
+    host.tart.take('no-address');
     const closed = once(client, 'close');
     await host.driver.stop(folder, { graceMilliseconds: 0 });
     await closed;

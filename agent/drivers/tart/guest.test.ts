@@ -1,0 +1,95 @@
+import { once } from 'node:events';
+import { createServer, type Http2Server, type ServerHttp2Session, type ServerHttp2Stream } from 'node:http2';
+import { join } from 'node:path';
+import { setImmediate as nextCycle } from 'node:timers/promises';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { makeFolder } from '../../../test/support/folder.ts';
+import { StreamRefused } from '../driver.ts';
+import { TartGuest } from './guest.ts';
+
+const NEVER = new AbortController().signal;
+const COMMAND = { path: 'any', arguments: [], reserve: () => true, signal: NEVER };
+/** Messages with the exit code 0, and with one byte of the standard error. */
+const EXIT = message(0x0a, 0);
+const PIECE = message(0x1a, 3, 0x0a, 1, 0x78);
+
+let folder: string;
+let server: Http2Server;
+let sessions: ServerHttp2Session[];
+/** What the guest sends as the answer to a call. */
+let answer: (stream: ServerHttp2Stream) => unknown;
+let guest: TartGuest;
+
+beforeEach(async () => {
+  folder = makeFolder();
+  sessions = [];
+  server = createServer();
+  server.on('session', (session) => sessions.push(session));
+  server.on('stream', (stream) => {
+    stream.on('error', () => undefined);
+    stream.on('wantTrailers', () => stream.sendTrailers({ 'grpc-status': '0' }));
+    stream.respond({ ':status': 200, 'content-type': 'application/grpc' }, { waitForTrailers: true });
+    answer(stream);
+  });
+  server.listen(join(folder, 'control.sock'));
+  await once(server, 'listening');
+  guest = new TartGuest(folder, async () => await Promise.resolve(true));
+});
+
+afterEach(() => {
+  vi.restoreAllMocks();
+  sessions.forEach((session) => session.destroy());
+  server.close();
+});
+
+/** Returns a message of these bytes with its prefix. */
+function message(...bytes: number[]): Buffer {
+  return Buffer.of(0, 0, 0, 0, bytes.length, ...bytes);
+}
+
+function times(count: number, bytes: Buffer): Buffer {
+  return Buffer.alloc(count * bytes.length, bytes);
+}
+
+it.each([
+  ['no fields', message()],
+  ['empty output', message(0x12, 0)],
+])('refuses a guest that sends more messages with %s than there is a reason for', async (_, empty) => {
+  answer = (stream) => stream.end(Buffer.concat([times(1_000, empty), EXIT]));
+  expect(await guest.execute(COMMAND)).toMatchObject({ exitCode: 0, stdout: [] });
+  answer = (stream) => stream.end(Buffer.concat([times(1_001, empty), EXIT]));
+  await expect(guest.execute(COMMAND)).rejects.toThrow('more than 1000 empty messages');
+});
+
+it.each([
+  [1_500, 'mac'],
+  // With 10 bytes for each of these messages, this is more than 16 KiB.
+  [1_700, undefined],
+])('counts %d small messages with their prefixes against the limit of facts', async (count, hostName) => {
+  const name = Buffer.from('mac');
+  const output = message(0x12, 2 + name.length, 0x0a, name.length, ...name);
+  answer = (stream) => stream.end(Buffer.concat([output, times(count, PIECE), EXIT]));
+  const { facts } = (await guest.ask({ facts: true, signal: NEVER }, 'linux')) as { facts: object };
+  expect(facts).toEqual({ addresses: [], ...(hostName !== undefined && { hostName }) });
+});
+
+it('reads messages that come byte by byte', async () => {
+  const bytes = Buffer.concat([times(20, PIECE), message(), EXIT]);
+  answer = async (stream) => {
+    for (const byte of bytes) {
+      stream.write(Buffer.of(byte));
+      await nextCycle();
+    }
+    stream.end();
+  };
+  const { stderr, exitCode } = await guest.execute(COMMAND);
+  expect([Buffer.concat(stderr).toString(), exitCode]).toEqual(['x'.repeat(20), 0]);
+});
+
+it('refuses a command with a sentence if the path of the socket is too long for macOS', async () => {
+  vi.spyOn(process, 'platform', 'get').mockReturnValue('darwin');
+  const far = new TartGuest(join(folder, 'x'.repeat(120)), async () => await Promise.resolve(true));
+  const refused = far.execute(COMMAND);
+  await expect(refused).rejects.toBeInstanceOf(StreamRefused);
+  await expect(refused).rejects.toThrow('too long for the socket of the guest agent');
+});
