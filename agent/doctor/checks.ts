@@ -231,7 +231,7 @@ function judgeLease(seconds: number | undefined): Finding {
     ? ok(finding)
     : fix(
         finding,
-        `Run: sudo defaults write /Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist bootpd -dict DHCPLeaseTimeSecs -int ${LEASE_SECONDS}`,
+        `Run: sudo defaults write /Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist bootpd -dict-add DHCPLeaseTimeSecs -int ${LEASE_SECONDS}`,
       );
 }
 
