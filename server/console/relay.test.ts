@@ -57,7 +57,8 @@ class FakeSocket extends EventEmitter {
 
   close(): void {
     this.readyState = WebSocket.CLOSED;
-    this.emit('close', 1000, Buffer.alloc(0));
+    // As with a real one, the event comes after the call.
+    queueMicrotask(() => this.emit('close', 1000, Buffer.alloc(0)));
   }
 }
 
