@@ -224,7 +224,9 @@ export class VMModel {
 
   #tell(text: string): void {
     const counted = podSize(this.pod as Pod)?.cpu ?? 0;
-    if (desiredSchema.parse(parseDocument(text)).cpu > counted) {
+    const { cpu, deletion } = desiredSchema.parse(parseDocument(text));
+    // A machine that ends starts no more, so its size is that of before.
+    if (deletion === undefined && cpu > counted) {
       this.reportedUncounted += 1;
     }
   }
