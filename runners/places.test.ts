@@ -181,6 +181,16 @@ const PLAIN: PodFacts = {
   port: undefined,
 };
 
+/** An open host of four slots, without tags, owner and guests with macOS. */
+const HOST: HostFacts = {
+  slots: 4,
+  architecture: 'arm64',
+  owner: undefined,
+  isTagged: false,
+  state: 'open',
+  macOS: 0,
+};
+
 describe('the places that are free for a set', () => {
   it('are not fewer because of VMs that no host takes, whatever hosts and VMs there are', () => {
     fc.assert(
@@ -229,15 +239,7 @@ describe('the places that are free for a set', () => {
   });
 
   it('are as many as the hosts can run macOS guests, if its VMs have macOS', () => {
-    const host: HostFacts = {
-      slots: 4,
-      architecture: 'arm64',
-      owner: undefined,
-      isTagged: false,
-      state: 'open',
-      macOS: 2,
-    };
-    const nodes = [node(host, 0), node({ ...host, macOS: 0 }, 1)];
+    const nodes = [node({ ...HOST, macOS: 2 }, 0), node(HOST, 1)];
     const mac = podOf({ ...PLAIN, isMacOS: true }, 0, 'host0');
     expect(countPlaces({ nodes, pods: [mac] }, asker({ os: 'MacOS' }))).toBe(1);
     expect(countPlaces({ nodes, pods: [mac] }, asker({}))).toBe(7);
@@ -251,15 +253,7 @@ describe('the places that are free for a set', () => {
   });
 
   it('are those of one host if the VMConfig names it, and one a host if VMs use its shared disk', () => {
-    const host: HostFacts = {
-      slots: 4,
-      architecture: 'arm64',
-      owner: undefined,
-      isTagged: false,
-      state: 'open',
-      macOS: 0,
-    };
-    const fleet = { nodes: [node(host, 0), node({ ...host, architecture: 'amd64' }, 1)], pods: [] };
+    const fleet = { nodes: [node(HOST, 0), node({ ...HOST, architecture: 'amd64' }, 1)], pods: [] };
     const count = (wants: Partial<Needs>) => countPlaces(fleet, asker(wants));
     expect(count({})).toBe(8);
     expect(count({ architecture: 'amd64' })).toBe(4);
@@ -271,16 +265,8 @@ describe('the places that are free for a set', () => {
   });
 
   it('are not taken by a VM whose port is taken, nor by one that is being deleted', () => {
-    const host: HostFacts = {
-      slots: 4,
-      architecture: 'arm64',
-      owner: undefined,
-      isTagged: false,
-      state: 'open',
-      macOS: 0,
-    };
     const serving = { ...PLAIN, port: 80 };
-    const nodes = [node(host, 0)];
+    const nodes = [node(HOST, 0)];
     const pods = [podOf(serving, 0, 'host0'), podOf(serving, 1)];
     expect(countPlaces({ nodes, pods }, asker({}))).toBe(3);
     const going = podOf(PLAIN, 2);

@@ -2,7 +2,6 @@
  * Functions for processes that continue to run when the agent ends. The agent identifies a process by its pid, its start time and the boot
  * id of the host. Therefore the agent never mistakes another process with a reused pid for a machine.
  */
-
 import { once } from 'node:events';
 import { closeSync, openSync } from 'node:fs';
 import { readdir, readFile } from 'node:fs/promises';
