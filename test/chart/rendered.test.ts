@@ -105,6 +105,8 @@ test('another namespace and other names of served namespaces reach configuration
     "request.userInfo.username != 'system:serviceaccount:machinery:berth-operator'",
     "request.namespace == 'fleet-main' || request.namespace.startsWith('fleet-')",
   ]);
+  const power = find(objects, 'ValidatingAdmissionPolicy', 'berth-server-power').spec.matchConstraints;
+  expect(power.namespaceSelector.matchLabels).toEqual({ 'kubernetes.io/metadata.name': 'machinery' });
   expect(variables(objects, 'berth-kinds')).toMatchObject({ namespacePrefix: "'fleet-'" });
   expect(variables(objects, 'berth-references')).toMatchObject({ defaultNamespace: "'fleet-main'" });
   expect(variables(objects, 'berth-operator-workloads')).toMatchObject({ systemNamespace: "'machinery'" });
@@ -113,6 +115,34 @@ test('another namespace and other names of served namespaces reach configuration
   // The descriptions of the kinds name the default namespace.
   const others = objects.filter((one) => !isKind(one)).map((one) => JSON.stringify(one));
   expect(others.filter((text) => text.includes('berth-system'))).toEqual([]);
+});
+
+/** Policies that the API server evaluates for a write, whoever writes. */
+function policiesOf(operation: string, resource: string, namespace = 'kube-node-lease'): string[] {
+  const policies = defaults.filter(({ kind }) => kind === 'ValidatingAdmissionPolicy');
+  const matching = policies.filter(({ spec: { matchConstraints } }) => {
+    const { resourceRules, namespaceSelector } = matchConstraints as MatchConstraints;
+    const only = namespaceSelector?.matchLabels['kubernetes.io/metadata.name'] ?? namespace;
+    const matches = (rule: ResourceRule): boolean =>
+      rule.operations.includes(operation) && rule.resources.includes(resource);
+    return only === namespace && resourceRules.some(matches);
+  });
+  return matching.map(({ metadata }) => metadata.name);
+}
+
+interface ResourceRule {
+  operations: string[];
+  resources: string[];
+}
+interface MatchConstraints {
+  resourceRules: ResourceRule[];
+  namespaceSelector?: { matchLabels: Record<string, string> };
+}
+
+test('the writes of every node of the cluster, whoever runs on it, are read by at most one policy', () => {
+  expect(policiesOf('UPDATE', 'pods/status')).toEqual(['berth-pods']);
+  expect(policiesOf('UPDATE', 'nodes/status')).toEqual(['berth-nodes']);
+  expect(policiesOf('UPDATE', 'leases')).toEqual([]);
 });
 
 describe('the rendered configuration file is valid for', () => {

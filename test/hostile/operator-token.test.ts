@@ -104,7 +104,9 @@ function createJob({ metadata, spec }: Manifest, namespace = SYSTEM): Promise<An
 function expectRefused(context: TestContext, what: string, answer: Answer, says = 'operator of Berth'): void {
   tried(context, what, `HTTP ${answer.status}`);
   expect(answer).toMatchObject({ status: 403 });
-  expect(answer.message).toMatch(/ValidatingAdmissionPolicy 'berth-operator-(workloads|nodes|secrets)'/);
+  expect(answer.message).toMatch(
+    /ValidatingAdmissionPolicy 'berth-(nodes|pods|operator-(workloads|secrets))'/,
+  );
   expect(answer.message).toContain(says);
 }
 

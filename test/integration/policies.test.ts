@@ -424,16 +424,14 @@ describe('the policies', () => {
       ['berth-jobs', {}],
       ['berth-kinds', {}],
       ['berth-namespaces', {}],
-      ['berth-operator-nodes', {}],
+      ['berth-nodes', {}],
       ['berth-operator-roles', {}],
       ['berth-operator-secrets', {}],
       ['berth-operator-vms', {}],
       ['berth-operator-workloads', {}],
       ['berth-pods', {}],
       ['berth-references', {}],
-      ['berth-server-nodes', {}],
       ['berth-server-power', {}],
-      ['berth-uninstall', {}],
       ['berth-vm-life', {}],
     ]);
   });
