@@ -7,6 +7,7 @@ import { readdir, readFile, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { stripVTControlCharacters } from 'node:util';
 import type { Page } from 'playwright-core';
+import { isMissing } from '../base/errors.ts';
 import { ServerPages } from './browser.ts';
 import { runCommand } from './command.ts';
 import { pictureFleet, pictureScreen } from './consolepictures.ts';
@@ -21,9 +22,15 @@ const PICTURE_BYTES = 150_000;
 /** The command from its sources, which needs no `make cli`. */
 const COMMAND = `berth() { node cli/main.ts "$@"; }; stty cols 100 rows 50`;
 
-/** Returns the content of a file of the demo. */
+/** Returns the content of a file of the demo. @throws Error when no demo runs. */
 async function demoFile(name: string): Promise<string> {
-  return (await readFile(join(DEMO, name), 'utf8')).trim();
+  try {
+    return (await readFile(join(DEMO, name), 'utf8')).trim();
+  } catch (error) {
+    throw isMissing(error)
+      ? new Error('the pictures show the demo, and none runs here. Run: make demo', { cause: error })
+      : error;
+  }
 }
 
 /** Types a line, and returns its output. @throws Error when it fails. */
