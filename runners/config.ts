@@ -9,7 +9,7 @@ import {
   readConfig,
 } from '../base/config.ts';
 import { DEFAULT_NAMESPACE, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
-import { HARDWARE_DEFAULTS } from '../api/v1alpha1/vmsources.ts';
+import { DISK_REQUEST_RATIO, HARDWARE_DEFAULTS } from '../api/v1alpha1/vmsources.ts';
 
 const namespaceName = z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/);
 const serverName = z
@@ -35,6 +35,7 @@ export const configSchema = z.strictObject({
     .default([]),
   /** Values of the operator under the same keys. The program needs them to count the places that hosts have for VMs. */
   defaults: z.strictObject(HARDWARE_DEFAULTS).prefault({}),
+  diskRequestRatio: DISK_REQUEST_RATIO,
   vm_shared_disk_enabled: z.boolean().default(false),
   metrics: z
     .strictObject({

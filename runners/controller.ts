@@ -20,13 +20,13 @@ import type { EventRecorder } from '../kube/events.ts';
 import type { Informer } from '../kube/informer.ts';
 import { mergeDiff } from '../kube/mergepatch.ts';
 import { refOf } from '../kube/objects.ts';
-import type { RunnersConfig } from './config.ts';
 import { GitHubError } from './github/error.ts';
 import type { GitHubNetwork } from './github/http.ts';
 import { deleteVM, FIELD_MANAGER, makeRunner, prolongVM, readVM, type RunnerPlace } from './machines.ts';
 import type { RunnerMetrics } from './metrics.ts';
 import { type Bidder, countVMs, isHungry, offerTo, PERIOD_MILLISECONDS } from './offers.ts';
-import { type HostLookups, needsOf, unseenBy } from './needs.ts';
+import { type HostLookups, needsOf, type PlacingConfig, unseenBy } from './needs.ts';
+import { architecturesFor } from './places.ts';
 import {
   countWanted,
   LEAVING_MILLISECONDS,
@@ -70,7 +70,7 @@ export interface RunnerSetOptions {
   readonly watches: ReadonlyMap<string, NamespaceWatches>;
   /** Namespace whose VMConfigs all sets can name. */
   readonly defaultNamespace: string;
-  readonly config: Pick<RunnersConfig, 'defaults' | 'vm_shared_disk_enabled'>;
+  readonly config: PlacingConfig;
   readonly nodes: Informer<Node>;
   readonly pods: Informer<Pod>;
   readonly namespaces: Informer<Namespace>;
@@ -198,7 +198,7 @@ export class RunnerSetReconciler {
       return undefined;
     }
     const { namespace: name = '' } = set.metadata;
-    const { namespaces, pods, clock } = this.#options;
+    const { pods, clock } = this.#options;
     const { statistics, memory, prefix, offered, failures } = state;
     const { placed, due, isStuck } = countVMs({
       live: liveVMs(this.#vmsOf(set).map(readVM), memory),
@@ -209,11 +209,7 @@ export class RunnerSetReconciler {
     });
     return {
       key,
-      namespace: namespaces.cache.get(name) ?? {
-        apiVersion: 'v1',
-        kind: 'Namespace',
-        metadata: { name },
-      },
+      namespace: this.#namespaceOf(set),
       prefix,
       needs: needsOf(set, this.#lookupsFor(set), this.#options.config),
       placed,
@@ -224,8 +220,34 @@ export class RunnerSetReconciler {
     };
   }
 
-  /** Returns which object of the set could be in the default namespace, while this program does not see that. */
+  #namespaceOf({ metadata: { namespace: name = '' } }: Readonly<RunnerSet>): Readonly<Namespace> {
+    const unknown = { apiVersion: 'v1', kind: 'Namespace', metadata: { name } };
+    return this.#options.namespaces.cache.get(name) ?? unknown;
+  }
+
+  /** Returns why nobody knows which hosts the VMs of the set need. */
   #blindnessOf(set: Readonly<RunnerSet>): Trouble | undefined {
+    return this.#unseenOf(set) ?? this.#mixtureOf(set);
+  }
+
+  /** Returns that the hosts have several architectures, and that nobody says which one the image has. */
+  #mixtureOf(set: Readonly<RunnerSet>): Trouble | undefined {
+    const needs = needsOf(set, this.#lookupsFor(set), this.#options.config);
+    if (needs.architecture !== undefined) {
+      return undefined;
+    }
+    const namespace = this.#namespaceOf(set);
+    const found = architecturesFor({ namespace, needs }, this.#options.nodes.cache.list());
+    return found.length < 2
+      ? undefined
+      : {
+          reason: 'RunnerArchitectureUnknown',
+          message: `The hosts for the set have the architectures ${found.join(' and ')}, and nobody says which one its image has. The set gets no jobs, because its VMs would fail on the other hosts. Set architecture in the template, the VMConfig or the Image`,
+        };
+  }
+
+  /** Returns which object of the set could be in the default namespace, while this program does not see that. */
+  #unseenOf(set: Readonly<RunnerSet>): Trouble | undefined {
     const { watches, defaultNamespace, config } = this.#options;
     const unseen = watches.has(defaultNamespace) ? undefined : unseenBy(set, this.#lookupsFor(set), config);
     const { namespace } = set.metadata;
@@ -272,7 +294,7 @@ export class RunnerSetReconciler {
       await this.#carryOut(pass, plan, { client, signal, clock, ...connected });
       const { error } = served.failures;
       if (error instanceof RunnerVMFailed && countReady(plan) < (plan.wanted ?? 0)) {
-        served.trouble = troubleOf(error);
+        served.trouble ??= troubleOf(error);
       }
       return plan;
     } catch (error) {

@@ -10,13 +10,21 @@ const REGISTRY = { registry: { reference: 'registry.example/guest:1' } };
 const IPSW = { url: 'https://example.com/restore.ipsw', sha256: '0'.repeat(64) };
 
 const configs: Record<string, VMConfigSpec> = {
-  small: { image: 'arm', cpu: 1, memory: '1Gi', placement: { tag: 'fast', tagPolicy: 'Required' } },
+  small: {
+    image: 'arm',
+    cpu: 1,
+    memory: '1Gi',
+    diskSize: '20Gi',
+    ports: ['8080:80'],
+    placement: { tag: 'fast', tagPolicy: 'Required' },
+  },
   intel: { image: 'arm', architecture: 'amd64', os: 'Windows' },
   bare: {},
 };
 const images: Record<string, Partial<ImageSpec> & { status?: Image['status'] }> = {
   arm: { architecture: 'arm64', os: 'MacOS' },
   open: {},
+  sized: { status: { size: '50Gi' } },
   installer: { source: { ipsw: IPSW } },
   copy: { source: { copyOf: { name: 'installer' } }, status: { content: { type: 'ipsw', ...IPSW } } },
 };
@@ -41,6 +49,8 @@ function needs(spec: SetSpec, defaults: object = {}) {
 const DEFAULTS = {
   cpu: 2,
   memory: '4Gi',
+  disk: '2Gi',
+  ports: [],
   architecture: undefined,
   os: undefined,
   placement: {},
@@ -69,12 +79,41 @@ it.each<[string, Parameters<typeof needs>, object]>([
   [
     'the template has another image than its VMConfig',
     [{ template: { spec: { configRef: { name: 'small' }, image: 'open' } } }],
-    { cpu: 1, memory: '1Gi', placement: { tag: 'fast', tagPolicy: 'Required' } },
+    {
+      cpu: 1,
+      memory: '1Gi',
+      disk: '4Gi',
+      ports: ['8080:80'],
+      placement: { tag: 'fast', tagPolicy: 'Required' },
+    },
   ],
   [
     'the template has another tag than its VMConfig',
     [{ template: { spec: { configRef: { name: 'small' }, placement: { tag: 'large' } } } }],
-    { cpu: 1, memory: '1Gi', architecture: 'arm64', os: 'MacOS', placement: { tag: 'large' } },
+    {
+      cpu: 1,
+      memory: '1Gi',
+      disk: '4Gi',
+      ports: ['8080:80'],
+      architecture: 'arm64',
+      os: 'MacOS',
+      placement: { tag: 'large' },
+    },
+  ],
+  [
+    'the size of the Image is known',
+    [{ template: { spec: { image: 'sized', diskSize: '20Gi' } } }],
+    { disk: '10Gi' },
+  ],
+  [
+    'the operator has a size of disks',
+    [{ template: { spec: { image: 'open' } } }, { diskSize: '30Gi', diskRequest: '90Gi' }],
+    { disk: '6Gi' },
+  ],
+  [
+    'the operator assumes a size of unknown disks',
+    [{ template: { spec: { image: 'open' } } }, { diskRequest: '90Gi' }],
+    { disk: '18Gi' },
   ],
   [
     'the image installs macOS',

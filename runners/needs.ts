@@ -1,6 +1,8 @@
 /** Determines what the VMs of a RunnerSet need of their hosts. For each VM, the operator determines it from the same objects in the same order. */
+import { diskRequest } from '../api/v1alpha1/hostspace.ts';
 import type { Image } from '../api/v1alpha1/image.ts';
 import type { ISO } from '../api/v1alpha1/iso.ts';
+import { parseQuantity, type Quantity } from '../api/v1alpha1/quantity.ts';
 import { isImageReference } from '../api/v1alpha1/reference.ts';
 import type { RunnerSet } from '../api/v1alpha1/runnerset.ts';
 import type { VMConfig, VMConfigSpec } from '../api/v1alpha1/vmconfig.ts';
@@ -16,7 +18,9 @@ export interface HostLookups {
 }
 
 /** Settings from one source. Each setting comes from the first source that has it. */
-type Layer = Partial<Pick<VMConfigSpec, 'architecture' | 'os' | 'cpu' | 'memory' | 'placement'>>;
+type Layer = Partial<
+  Pick<VMConfigSpec, 'architecture' | 'os' | 'cpu' | 'memory' | 'diskSize' | 'ports' | 'placement'>
+>;
 
 function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field): Layer[Field] {
   return layers.find((layer) => layer[field] !== undefined)?.[field];
@@ -27,6 +31,7 @@ interface Sources {
   readonly own: Layer;
   readonly shared: Layer;
   readonly guests: readonly Layer[];
+  readonly image: Readonly<Image> | undefined;
   /** Objects that the lookups do not find, for example `Image linux`. Behind a VMConfig that they do not find, nothing is known. */
   readonly unseen: readonly string[];
 }
@@ -40,30 +45,41 @@ function sourcesOf(
   const config = named('VMConfig', (spec.template?.spec ?? spec).configRef?.name, lookups.config);
   const shared = config?.found?.spec ?? {};
   const { image, iso } = chooseImages([own, shared, { image: defaults.image }]);
-  const guests = [named('Image', image, lookups.image), named('ISO', iso, lookups.iso)];
+  const disk = named('Image', image, lookups.image);
+  const guests = [disk, named('ISO', iso, lookups.iso)];
   const unseen = [config, ...guests].filter((one) => one !== undefined && one.found === undefined);
   return {
     own,
     shared,
+    image: disk?.found,
     guests: guests.flatMap((one) => (one?.found === undefined ? [] : [guestSettings(one.found)])),
     unseen: unseen.flatMap((one) => one?.title ?? []),
   };
 }
 
+function parseSize(size: Quantity | undefined): bigint | undefined {
+  return size === undefined ? undefined : parseQuantity(size);
+}
+
+/** Settings of the operator that decide which hosts can take a VM. */
+export type PlacingConfig = Pick<RunnersConfig, 'defaults' | 'diskRequestRatio' | 'vm_shared_disk_enabled'>;
+
 /** Returns the needs. Objects that do not exist, or that this program may not read, decide nothing. */
-export function needsOf(
-  set: Readonly<RunnerSet>,
-  lookups: HostLookups,
-  config: Pick<RunnersConfig, 'defaults' | 'vm_shared_disk_enabled'>,
-): Needs {
+export function needsOf(set: Readonly<RunnerSet>, lookups: HostLookups, config: PlacingConfig): Needs {
   const { defaults, vm_shared_disk_enabled: sharesDisk } = config;
-  const { own, shared, guests } = sourcesOf(set, lookups, config);
+  const { own, shared, guests, image } = sourcesOf(set, lookups, config);
   const layers = [own, shared, ...guests, defaults];
   return {
     architecture: pick(layers, 'architecture'),
     os: pick(layers, 'os'),
     cpu: pick(layers, 'cpu') ?? defaults.cpu,
     memory: String(pick(layers, 'memory') ?? defaults.memory),
+    disk: diskRequest(
+      // The size of the Image is known when a host has it.
+      { diskSizeBytes: parseSize(pick(layers, 'diskSize')), imageSizeBytes: parseSize(image?.status?.size) },
+      config,
+    ),
+    ports: pick(layers, 'ports') ?? [],
     placement: mergePlacement(shared.placement, own.placement),
     sharesDisk,
   };

@@ -16,7 +16,14 @@ import type { Needs } from './places.ts';
 import type { RunnerVM } from './plan.ts';
 
 /** Needs of a small VM on hosts of any architecture. */
-const ANY: Needs = { architecture: undefined, cpu: 1, memory: '1Gi', sharesDisk: false };
+const ANY: Needs = {
+  architecture: undefined,
+  cpu: 1,
+  memory: '1Gi',
+  disk: '1Gi',
+  ports: [],
+  sharesDisk: false,
+};
 const NAMESPACE: Namespace = { apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'ci' } };
 
 function host(name: string, slots: number, { architecture = 'arm64', cpu = '64' } = {}): Node {
@@ -25,7 +32,7 @@ function host(name: string, slots: number, { architecture = 'arm64', cpu = '64' 
     kind: 'Node',
     metadata: { name, labels: { [HOST_MARK]: HOST_VALUE, 'kubernetes.io/arch': architecture } },
     status: {
-      allocatable: { [SLOT_RESOURCE]: String(slots), cpu, memory: '64Gi' },
+      allocatable: { [SLOT_RESOURCE]: String(slots), cpu, memory: '64Gi', 'ephemeral-storage': '1Ti' },
       conditions: [{ type: 'Ready', status: 'True' }],
     },
   } as unknown as Node;

@@ -10,7 +10,7 @@ import {
   SLOT_RESOURCE,
 } from '../api/v1alpha1/names.ts';
 import type { Namespace, Node, Pod } from '../kube/core.ts';
-import { type Asker, type Fleet, type Needs, Places } from './places.ts';
+import { architecturesFor, type Asker, type Fleet, type Needs, Places } from './places.ts';
 
 const NAMESPACES = ['ci', 'qa'] as const;
 const ARCHITECTURES = ['amd64', 'arm64'] as const;
@@ -61,10 +61,12 @@ const pod = fc.record<PodFacts>({
 });
 const waiting = fc.array(pod, { maxLength: 16, size: 'max' });
 /** Needs of a small VM. */
-const SMALL = { cpu: 1, memory: '1Gi', sharesDisk: false };
+const SMALL = { cpu: 1, memory: '1Gi', disk: '1Gi', ports: [], sharesDisk: false };
 const needs = fc.record<Needs>({
   cpu: fc.constant(SMALL.cpu),
   memory: fc.constant(SMALL.memory),
+  disk: fc.constant(SMALL.disk),
+  ports: fc.constant(SMALL.ports),
   sharesDisk: fc.constant(SMALL.sharesDisk),
   architecture: fc.constantFrom(undefined, ...ARCHITECTURES),
   os: fc.constantFrom(undefined, 'MacOS', 'Linux'),
@@ -96,6 +98,7 @@ function node(facts: HostFacts, at: number): Node {
         [SHARED_DISK_RESOURCE]: '1',
         cpu: '64',
         memory: '64Gi',
+        'ephemeral-storage': '100Gi',
       },
       conditions: [{ type: 'Ready', status: state === 'silent' ? 'Unknown' : 'True' }],
     },
@@ -264,6 +267,18 @@ describe('the places that are free for a set', () => {
     expect(count({ memory: '32Gi' })).toBe(2);
   });
 
+  it('are as many as the disk of a host has room for, and one a host if the VMs reserve a port', () => {
+    const fleet = { nodes: [node(HOST, 0), node(HOST, 1)], pods: [] };
+    const count = (wants: Partial<Needs>, pods: Pod[] = []) => countPlaces({ ...fleet, pods }, asker(wants));
+    expect(count({ disk: '40Gi' })).toBe(4);
+    expect(count({ disk: '101Gi' })).toBe(0);
+    const ports = ['8080:80', ':22'];
+    expect(count({ ports })).toBe(2);
+    const taken = podOf({ ...PLAIN, port: 8080 }, 0, 'host0');
+    expect(count({ ports }, [taken])).toBe(1);
+    expect(count({ ports: ['8080:80/udp'] }, [taken])).toBe(2);
+  });
+
   it('are not taken by a VM whose port is taken, nor by one that is being deleted', () => {
     const serving = { ...PLAIN, port: 80 };
     const nodes = [node(HOST, 0)];
@@ -272,5 +287,24 @@ describe('the places that are free for a set', () => {
     const going = podOf(PLAIN, 2);
     const gone = { ...going, metadata: { ...going.metadata, deletionTimestamp: '2030-01-01T00:00:00Z' } };
     expect(countPlaces({ nodes, pods: [gone] }, asker({}))).toBe(4);
+  });
+});
+
+describe('the architectures of the hosts of a set', () => {
+  it('are those of hosts that suit its VMs, also of hosts that are silent or cordoned now', () => {
+    const nodes = [
+      node(HOST, 0),
+      node({ ...HOST, architecture: 'amd64', state: 'silent' }, 1),
+      node({ ...HOST, architecture: 'amd64', state: 'cordoned' }, 2),
+    ];
+    const found = (wants: Partial<Needs>, hosts = nodes) => architecturesFor(asker(wants), hosts);
+    expect(found({})).toEqual(['amd64', 'arm64']);
+    expect(found({ placement: { node: 'host0' } })).toEqual(['arm64']);
+    expect(found({ placement: { tag: 'fast', tagPolicy: 'Required' } })).toEqual([]);
+    // A namespace with hosts of its own uses only these.
+    expect(found({}, [...nodes, node({ ...HOST, owner: 'ci' }, 3)])).toEqual(['arm64']);
+    expect(found({}, [node(HOST, 0), node({ ...HOST, architecture: 'amd64', state: 'tainted' }, 1)])).toEqual(
+      ['arm64'],
+    );
   });
 });

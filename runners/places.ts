@@ -10,16 +10,23 @@ import {
   vmRequests,
 } from '../api/v1alpha1/hostspace.ts';
 import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE, TAG_LABEL_PREFIX } from '../api/v1alpha1/names.ts';
+import { parsePort } from '../api/v1alpha1/ports.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import type { VMConfigSpec } from '../api/v1alpha1/vmconfig.ts';
 import type { Namespace, Node, NodeSelectorRequirement, Pod } from '../kube/core.ts';
-import { isOpenFor, type Placing } from '../kube/scheduling.ts';
+import { isOpenFor, type Placing, suits } from '../kube/scheduling.ts';
+
+const ARCHITECTURE_LABEL = 'kubernetes.io/arch';
 
 /** What a VM needs, as far as it is known before its deployment. Without an architecture, hosts of all architectures can take it. */
 export interface Needs extends Pick<VMConfigSpec, 'architecture' | 'os' | 'placement'> {
   readonly cpu: number;
   /** Memory as a quantity. */
   readonly memory: string;
+  /** Disk space that a VM requests from its host, as a quantity. */
+  readonly disk: string;
+  /** Reserved ports, as users write them. */
+  readonly ports: readonly string[];
   /** Whether the VM uses the shared disk of its host. */
   readonly sharesDisk: boolean;
 }
@@ -148,6 +155,21 @@ function spaceOn({ status }: Readonly<Node>, pods: readonly Readonly<Pod>[]): Ho
   return space;
 }
 
+/**
+ * Returns the architectures of the hosts that can take VMs of the set, in alphabetical order. Hosts that are silent or cordoned count, too: they
+ * come back.
+ */
+export function architecturesFor(
+  { namespace, needs }: Pick<Asker, 'namespace' | 'needs'>,
+  nodes: Fleet['nodes'],
+): string[] {
+  const placing = placingFor(namespace.metadata.name, needs);
+  const found = hostsOf(namespace, nodes.filter(isHost))
+    .filter((host) => suits(placing, host))
+    .flatMap(({ metadata }) => metadata.labels?.[ARCHITECTURE_LABEL] ?? []);
+  return [...new Set(found)].toSorted();
+}
+
 /** Returns the names of the hosts that take VMs of the set if they have room. */
 function hostsFor({ namespace, needs }: Asker, hosts: readonly Readonly<Node>[]): string[] {
   return openHosts(placingFor(namespace.metadata.name, needs), hostsOf(namespace, hosts));
@@ -159,7 +181,7 @@ function placingFor(namespace: string, { architecture, placement }: Needs): Plac
     { key: HOST_MARK, operator: 'In', values: [HOST_VALUE] },
     ...(architecture === undefined
       ? []
-      : [{ key: 'kubernetes.io/arch', operator: 'In' as const, values: [architecture] }]),
+      : [{ key: ARCHITECTURE_LABEL, operator: 'In' as const, values: [architecture] }]),
     ...(placement?.tag === undefined || placement.tagPolicy !== 'Required'
       ? []
       : [{ key: TAG_LABEL_PREFIX + placement.tag, operator: 'Exists' as const }]),
@@ -184,9 +206,12 @@ function placingFor(namespace: string, { architecture, placement }: Needs): Plac
 }
 
 /** Returns what a VM of a set takes, as far as it is known before its deployment. */
-function requestFor({ memory, sharesDisk, ...needs }: Needs): HostRequest {
-  const requests = vmRequests({ ...needs, memoryBytes: parseQuantity(memory) }, sharesDisk);
-  return requestOf({ containers: [{ resources: { requests } }] });
+function requestFor({ memory, disk, ports, sharesDisk, ...needs }: Needs): HostRequest {
+  const requests = {
+    ...vmRequests({ ...needs, memoryBytes: parseQuantity(memory) }, sharesDisk),
+    'ephemeral-storage': disk,
+  };
+  return requestOf({ containers: [{ resources: { requests }, ports: ports.map(parsePort) }] });
 }
 
 function placingIn({ nodeSelector, affinity, tolerations }: Placing): Placing {

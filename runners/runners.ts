@@ -125,7 +125,7 @@ function trimImage<T extends Image | ISO>({ apiVersion, kind, metadata, spec, st
     kind,
     metadata: keepFields(metadata, ['name', 'namespace', 'uid', 'resourceVersion']),
     spec,
-    status: keepFields(status ?? {}, ['content']),
+    status: keepFields(status ?? {}, ['content', 'size']),
   } as unknown as T;
 }
 

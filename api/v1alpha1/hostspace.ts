@@ -1,14 +1,14 @@
 /** Counts what Pods take of the resources and ports of a host. The operator and the runners for GitHub count in the same way. */
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from './machine.ts';
 import { MACOS_GUEST_RESOURCE, SHARED_DISK_RESOURCE, SLOT_RESOURCE } from './names.ts';
-import { formatQuantity, parseBytes } from './quantity.ts';
+import { divideUp, formatQuantity, parseBytes, parseQuantity } from './quantity.ts';
 import type { VMSpec } from './vm.ts';
 
 /** The fields of a Pod's spec that the functions of this file read. */
 interface Requesting {
   readonly containers: readonly {
     readonly resources?: { readonly requests?: Readonly<Record<string, string>> };
-    readonly ports?: readonly { readonly hostPort?: number; readonly protocol?: string }[];
+    readonly ports?: readonly { readonly hostPort?: number | undefined; readonly protocol?: string }[];
   }[];
 }
 
@@ -37,6 +37,43 @@ export interface GuestSize {
 /** Returns the CPU and memory that the Pod of a machine requests for a guest of this size. */
 export function sizeRequests({ cpu, memoryBytes }: GuestSize): { cpu: string; memory: string } {
   return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
+}
+
+/**
+ * Factor that turns `diskRequestRatio` into an integer with six decimal places. With floating-point numbers, a rounding error could make a
+ * request too large.
+ */
+const RATIO_SCALE = 1_000_000n;
+
+/** Unit of a disk request in bytes. Requests are whole mebibytes, because people read them. */
+const MEBIBYTE = 2n ** 20n;
+
+interface DiskSizes {
+  readonly diskSizeBytes: bigint | undefined;
+  readonly imageSizeBytes: bigint | undefined;
+}
+
+/** Settings of the operator for the disk that machines request. */
+interface DiskRules {
+  readonly defaults: { readonly diskRequest: string };
+  readonly diskRequestRatio: number;
+}
+
+/**
+ * Returns the quantity of disk space that the Pod of a machine requests from its host: `diskRequestRatio` multiplied by the larger of the disk's
+ * size and the image's size. Kubernetes cannot change the disk request of an existing Pod.
+ */
+export function diskRequest(
+  { diskSizeBytes, imageSizeBytes }: DiskSizes,
+  { defaults, diskRequestRatio }: DiskRules,
+): string {
+  const known = [diskSizeBytes, imageSizeBytes].filter((size) => size !== undefined);
+  const sizeBytes =
+    known.length === 0
+      ? parseQuantity(defaults.diskRequest)
+      : known.reduce((largest, size) => (size > largest ? size : largest));
+  const ratio = BigInt(Math.round(diskRequestRatio * Number(RATIO_SCALE)));
+  return formatQuantity(divideUp(sizeBytes * ratio, RATIO_SCALE * MEBIBYTE) * MEBIBYTE);
 }
 
 /** Returns what the Pod of a VM requests, but for its disk. `sharesDisk` tells whether VMs use the shared disk of their host. */

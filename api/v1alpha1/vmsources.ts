@@ -11,7 +11,7 @@ import { machineImageSourceSchema } from './source.ts';
 import type { VMSpec } from './vm.ts';
 
 /** A quantity in a configuration. */
-export const configQuantity = z.string().refine(isQuantity, { error: 'is not a quantity such as 4Gi' });
+const configQuantity = z.string().refine(isQuantity, { error: 'is not a quantity such as 4Gi' });
 
 function isQuantity(text: string): boolean {
   return (parseBytes(text) ?? -1n) >= 0n;
@@ -22,9 +22,21 @@ export const HARDWARE_DEFAULTS = {
   image: z.string().optional(),
   cpu: z.number().int().min(1).max(256).default(2),
   memory: configQuantity.default('4Gi'),
+  diskSize: configQuantity.optional(),
+  /**
+   * Disk size that the operator assumes in a Pod's request while the real disk size is unknown. The real size becomes known when a host
+   * has the image.
+   */
+  diskRequest: configQuantity.default('10Gi'),
   architecture: z.enum(VM_FIELDS.architecture.values).optional(),
   os: z.enum(VM_FIELDS.os.values).optional(),
 };
+
+/**
+ * Fraction of a VM's disk size that its Pod requests from the host's disk, more than 0 and at most 1. A small fraction is usually enough,
+ * because a disk grows only as its guest writes. If the value is 1, the host always has space for the whole disk of each VM.
+ */
+export const DISK_REQUEST_RATIO = z.number().gt(0).max(1).default(0.2);
 
 /** Settings of a guest that a host installs from an IPSW. */
 export const OF_INSTALLED = { architecture: 'arm64', os: 'MacOS' } as const;

@@ -16,7 +16,7 @@ import {
   SYSTEM_NAMESPACE,
 } from '../../api/v1alpha1/names.ts';
 import { portRulesSchema } from '../../api/v1alpha1/ports.ts';
-import { configQuantity as quantity, HARDWARE_DEFAULTS } from '../../api/v1alpha1/vmsources.ts';
+import { DISK_REQUEST_RATIO, HARDWARE_DEFAULTS } from '../../api/v1alpha1/vmsources.ts';
 
 const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);
 
@@ -25,12 +25,8 @@ const defaultsSchema = z
     image: HARDWARE_DEFAULTS.image,
     cpu: HARDWARE_DEFAULTS.cpu,
     memory: HARDWARE_DEFAULTS.memory,
-    diskSize: quantity.optional(),
-    /**
-     * Disk size that the operator assumes in a Pod's request while the real disk size is unknown. The real size becomes known when a host
-     * has the image.
-     */
-    diskRequest: quantity.default('10Gi'),
+    diskSize: HARDWARE_DEFAULTS.diskSize,
+    diskRequest: HARDWARE_DEFAULTS.diskRequest,
     architecture: HARDWARE_DEFAULTS.architecture,
     os: HARDWARE_DEFAULTS.os,
     network: z.strictObject({ mode: z.enum(['NAT', 'Bridge']) }).default({ mode: 'NAT' }),
@@ -191,11 +187,7 @@ export const configSchema = z.strictObject({
         .default(['arm64']),
     })
     .prefault({}),
-  /**
-   * Fraction of a VM's disk size that its Pod requests from the host's disk, more than 0 and at most 1. A small fraction is usually enough,
-   * because a disk grows only as its guest writes. If the value is 1, the host always has space for the whole disk of each VM.
-   */
-  diskRequestRatio: z.number().gt(0).max(1).default(0.2),
+  diskRequestRatio: DISK_REQUEST_RATIO,
   /**
    * PriorityClass of every machine's Pod. All these Pods have the same class, so no VM preempts another VM. With the default class, the Pod
    * of a DaemonSet cannot preempt a VM either.

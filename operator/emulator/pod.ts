@@ -1,4 +1,5 @@
 /** Builds the Pod of an Emulator: requests and affinity for the scheduler, and two annotations for the host's agent. */
+import { diskRequest } from '../../api/v1alpha1/hostspace.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import {
   EMULATOR_API_VERSION,
@@ -22,7 +23,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Pod, PodSpec } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { diskRequest, machineMetadata, machineSpec } from '../podbacked/build.ts';
+import { machineMetadata, machineSpec } from '../podbacked/build.ts';
 import { machineReport } from '../podbacked/pod.ts';
 import { resolveSpec } from './observe.ts';
 

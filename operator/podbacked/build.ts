@@ -9,7 +9,6 @@ import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Container, PodSpec, Toleration } from '../../kube/core.ts';
 import type { ObjectMeta } from '../../kube/objects.ts';
 import { hostPodSpec, type Placement } from '../tasks/placement.ts';
-import { divideUp, formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { OperatorConfig } from '../config/config.ts';
 
 /** Tolerations for the taints not-ready and unreachable. They have no time limit, because a host that reboots must not lose its VMs. */
@@ -20,37 +19,6 @@ export const REBOOTING: readonly Toleration[] = [
 
 /** Time in seconds that a guest gets for its shutdown when its object is deleted. Kubernetes has the same default for Pods. */
 export const TERMINATION_GRACE_SECONDS = 30;
-
-/**
- * Factor that turns `diskRequestRatio` into an integer with six decimal places. With floating-point numbers, a rounding error could make a
- * request too large.
- */
-const RATIO_SCALE = 1_000_000n;
-
-/** Unit of a disk request in bytes. Requests are whole mebibytes, because people read them. */
-const MEBIBYTE = 2n ** 20n;
-
-interface Sizes {
-  readonly diskSizeBytes: bigint | undefined;
-  readonly imageSizeBytes: bigint | undefined;
-}
-
-/**
- * Returns the quantity of disk space that the Pod of a machine requests from its host: `diskRequestRatio` multiplied by the larger of the disk's
- * size and the image's size. Kubernetes cannot change the disk request of an existing Pod.
- */
-export function diskRequest(
-  { diskSizeBytes, imageSizeBytes }: Sizes,
-  { defaults, diskRequestRatio }: Pick<OperatorConfig, 'defaults' | 'diskRequestRatio'>,
-): string {
-  const known = [diskSizeBytes, imageSizeBytes].filter((size) => size !== undefined);
-  const sizeBytes =
-    known.length === 0
-      ? parseQuantity(defaults.diskRequest)
-      : known.reduce((largest, size) => (size > largest ? size : largest));
-  const ratio = BigInt(Math.round(diskRequestRatio * Number(RATIO_SCALE)));
-  return formatQuantity(divideUp(sizeBytes * ratio, RATIO_SCALE * MEBIBYTE) * MEBIBYTE);
-}
 
 /**
  * Returns the metadata of a machine's Pod, without its name and labels. The object of the machine owns the Pod, which is deleted with it. The

@@ -1,6 +1,6 @@
 /** Builds the Pod of a VM: requests and affinity for the scheduler, and two annotations for the host's agent. */
 import { createHash } from 'node:crypto';
-import { vmRequests } from '../../api/v1alpha1/hostspace.ts';
+import { diskRequest, vmRequests } from '../../api/v1alpha1/hostspace.ts';
 import {
   POD_FINALIZER,
   SCREEN_PORT,
@@ -25,7 +25,7 @@ import type { Placement } from '../tasks/placement.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import { automaticPorts, reservedPorts } from './ports.ts';
 import type { Resolved } from './resolve.ts';
-import { diskRequest, machineMetadata, machineSpec } from '../podbacked/build.ts';
+import { machineMetadata, machineSpec } from '../podbacked/build.ts';
 import { insecureAnnotation } from '../objects/registries.ts';
 import { desiredDisk } from './snapshots.ts';
 

@@ -1,8 +1,8 @@
 import { describe, expect, it } from 'vitest';
+import { diskRequest } from '../../api/v1alpha1/hostspace.ts';
 import { MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { parseConfig } from '../config/config.ts';
 import type { ObservedVM } from './observe.ts';
-import { diskRequest } from '../podbacked/build.ts';
 import { restartRequired } from './size.ts';
 
 const GIB = 2n ** 30n;

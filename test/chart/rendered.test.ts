@@ -182,12 +182,17 @@ describe('the rendered configuration file is valid for', () => {
   });
 
   test('the runners for GitHub have the values of the operator that decide on which hosts VMs fit', async () => {
-    const shared = { cpu: 4, memory: '8Gi', architecture: 'arm64' };
-    const config = { defaults: { ...shared, diskSize: '40Gi' }, vm_shared_disk_enabled: true };
+    const shared = { cpu: 4, memory: '8Gi', architecture: 'arm64', diskSize: '40Gi', diskRequest: '20Gi' };
+    const config = {
+      defaults: { ...shared, hardwareIdentity: 'Dynamic' },
+      diskRequestRatio: 0.5,
+      vm_shared_disk_enabled: true,
+    };
     const objects = await manifests({ runners: { enabled: true }, config });
     const text = find(objects, 'ConfigMap', 'berth-runners')['data']['runners.yaml'] as string;
     expect(runnersConfig.parse(parse(text))).toMatchObject({
       defaults: shared,
+      diskRequestRatio: 0.5,
       vm_shared_disk_enabled: true,
     });
   });

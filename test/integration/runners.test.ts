@@ -156,7 +156,7 @@ describe('a RunnerSet', () => {
     jobs.forEach((job) => (job.state = 'done'));
   });
 
-  it('counts the hosts that its VMs can have, by the architecture of its Image; without one, those of all architectures', async () => {
+  it('counts the hosts that its VMs can have, by the architecture of its Image; it gets no jobs if nobody names one', async () => {
     const client = world.cluster.client();
     const source = { registry: { reference: IMAGE } };
     await client.create(IMAGES, {
@@ -164,17 +164,29 @@ describe('a RunnerSet', () => {
       spec: { source, architecture: 'arm64' },
     });
     await world.cluster.addHosts(1, { prefix: 'intel', architecture: 'amd64' });
-    for (const [image, places] of [
-      ['arm', SLOTS],
-      [IMAGE, SLOTS + X86_PLACES],
+    for (const [image, architecture, places] of [
+      ['arm', undefined, SLOTS],
+      [IMAGE, 'amd64', X86_PLACES],
     ] as const) {
-      const name = `of-${places}`;
-      await world.createSet(name, { max: 100, configRef: undefined, template: { spec: { image } } });
+      const name = `of-${places}-${architecture ?? 'arm64'}`;
+      const template = { spec: { image, ...(architecture && { architecture }) } };
+      await world.createSet(name, { max: 100, configRef: undefined, template });
       const set = await waitForStub('acme', name);
       await waitFor(`${places} places to be offered`, () => set.capacity === places);
       await client.delete(RUNNER_SETS, { namespace: NAMESPACE, name });
     }
+    await world.createSet('mixed', { configRef: undefined, template: { spec: { image: IMAGE } } });
+    const { status } = await world.waitForReason('mixed', 'Stalled', 'RunnerArchitectureUnknown');
+    expect(conditionIn(status, 'Ready')).toMatchObject({
+      status: 'False',
+      message: expect.stringContaining('have the architectures amd64 and arm64, and nobody says'),
+    });
+    const mixed = await waitForStub('acme', 'mixed');
+    await waitFor('a poll', () => mixed.polls > 0);
+    expect(mixed.capacity).toBe(0);
     await client.delete(NODES, { name: 'intel-0' });
+    await waitFor('an offer', () => mixed.capacity > 0);
+    await client.delete(RUNNER_SETS, { namespace: NAMESPACE, name: 'mixed' });
   });
 
   it('says why its VMs fail or get no host, and tries again with one VM', async () => {

@@ -104,6 +104,13 @@ export const RUNNER_REASONS = {
     says: 'The RunnerSet gets no jobs. An object that it names can be in the default namespace, which berth-runners does not see',
     todo: 'Add the default namespace to the chart value runners.namespaces, or correct the name',
   },
+  RunnerArchitectureUnknown: {
+    seen: { RunnerSet: ['Ready', 'Stalled'] },
+    class: 'mendable',
+    by: 'runners',
+    says: 'The RunnerSet gets no jobs. Its hosts have several architectures, and nobody says which one its image has',
+    todo: 'Set architecture in the template, the VMConfig or the Image. For an image for several architectures, make one RunnerSet for each',
+  },
   RunnerVMRefused: {
     seen: { RunnerSet: ['Ready', 'Reconciling', 'Event'] },
     class: 'mendable',

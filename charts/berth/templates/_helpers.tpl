@@ -173,8 +173,9 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- end -}}
 {{- $namespaces := dict "system" .Release.Namespace "default" .Values.namespaces.default "served" $served -}}
 {{- $metrics := dict "address" ":9443" "dnsNames" (list (printf "berth-runners-replicas.%s.svc" .Release.Namespace) "localhost") -}}
-{{- $defaults := pick (dig "defaults" dict .Values.config) "image" "cpu" "memory" "architecture" "os" -}}
-{{- toYaml (dict "namespaces" $namespaces "defaults" $defaults "vm_shared_disk_enabled" .Values.config.vm_shared_disk_enabled "privateServers" .Values.runners.privateServers "clusterCIDRs" .Values.agent.clusterCIDRs "metrics" $metrics "health" (dict "address" ":8081") "logLevel" .Values.runners.logLevel) -}}
+{{- $defaults := pick (dig "defaults" dict .Values.config) "image" "cpu" "memory" "diskSize" "diskRequest" "architecture" "os" -}}
+{{- $same := pick .Values.config "vm_shared_disk_enabled" "diskRequestRatio" -}}
+{{- toYaml (merge $same (dict "namespaces" $namespaces "defaults" $defaults "privateServers" .Values.runners.privateServers "clusterCIDRs" .Values.agent.clusterCIDRs "metrics" $metrics "health" (dict "address" ":8081") "logLevel" .Values.runners.logLevel)) -}}
 {{- end }}
 
 {{/* Configuration file of the operator. */}}
