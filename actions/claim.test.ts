@@ -132,6 +132,29 @@ it('without an end of life gives the VM one until the caller has its answer', as
   expect(mergePatch.mock.calls.at(-1)?.[2]).toMatchObject({ spec: { aliveUntil: null } });
 });
 
+it('of a pool that the process watches is one request, and reads the pool only if no VM is ready', async () => {
+  const { mergePatch, client, ...rest } = world(POOL);
+  const get = vi.spyOn(client, 'get');
+  const watched = (items: readonly VM[]): PoolMembers => ({ ...members(items), pool: () => POOL });
+  const access = { ...rest, client, members: watched([member(1)]) };
+  expect((await claimVM(access, request('fail'))).vm.metadata.uid).toBe('vm-1');
+  expect([mergePatch.mock.calls.length, get.mock.calls.length]).toEqual([1, 0]);
+  await expect(claimVM(access, request('fail'))).rejects.toThrow('No VM of pool ci is ready');
+  expect(get).toHaveBeenCalledTimes(1);
+  // A pool that was made anew has another uid than the known one.
+  const anew = { ...POOL, metadata: { ...POOL.metadata, uid: 'anew' } };
+  const [first] = [member(2)].map((vm) => ({
+    ...vm,
+    metadata: {
+      ...vm.metadata,
+      ownerReferences: vm.metadata.ownerReferences?.map((owner) => ({ ...owner, uid: 'anew' })) ?? [],
+    },
+  }));
+  const other = world(anew);
+  const late = { ...other, members: watched(first === undefined ? [] : [first]) };
+  expect((await claimVM(late, request('fail'))).vm.metadata.uid).toBe('vm-2');
+});
+
 it('of an empty pool fails, or makes a new VM that boots', async () => {
   const { create, ...access } = { ...world(POOL), members: members([]) };
   await expect(claimVM(access, request('fail'))).rejects.toThrow('No VM of pool ci is ready');

@@ -16,6 +16,7 @@ import { undefinedIf } from '../base/errors.ts';
 import type { KubeClient, List } from '../kube/client.ts';
 import { isConflict, isNotFound } from '../kube/errors.ts';
 import { follow, followAll } from '../kube/follow.ts';
+import type { Ref } from '../kube/objects.ts';
 import type { Transport } from '../kube/transport.ts';
 import { keep, untilDeployed, withDeployLife } from './deploy.ts';
 import { ActionError } from './error.ts';
@@ -27,12 +28,20 @@ import { createBy } from './objects.ts';
  */
 const LOOK_MILLISECONDS = 5_000;
 
+/** The part of a pool that the claim of a ready VM needs. */
+type PoolIdentity = Pick<Readonly<VMPool>, 'metadata' | 'status'>;
+
 /** The VMs with the label of a pool, as the caller knows them. They can lag: the write of a claim fails for a VM that has changed. */
 export interface PoolMembers {
-  readonly list: (pool: VMPool, signal: AbortSignal) => Promise<List<Readonly<VM>>>;
+  /**
+   * Returns the pool, if this process watches pools. It is undefined for a pool that is not known, that is being deleted, or whose VMs cannot
+   * be claimed. It can lag, so only ready VMs are claimed by it.
+   */
+  readonly pool?: (ref: Required<Ref>) => PoolIdentity | undefined;
+  readonly list: (pool: PoolIdentity, signal: AbortSignal) => Promise<List<Readonly<VM>>>;
   /** Yields each VM that changes after the list with this `resourceVersion`. @throws the signal's reason when the signal aborts. */
   readonly follow: (
-    pool: VMPool,
+    pool: PoolIdentity,
     resourceVersion: string,
     signal: AbortSignal,
   ) => AsyncIterable<Readonly<VM>>;
@@ -73,7 +82,7 @@ export interface ClaimRequest {
 
 /** Returns access to the VMs of pools by the API server itself, for a process that makes few claims. */
 export function membersBy({ client, watches }: Pick<ClaimAccess, 'client' | 'watches'>): PoolMembers {
-  const of = ({ metadata: { namespace = '', name } }: VMPool) => ({
+  const of = ({ metadata: { namespace = '', name } }: PoolIdentity) => ({
     namespace,
     labelSelector: `${POOL_LABEL}=${name}`,
   });
@@ -106,6 +115,11 @@ export async function claimVM(access: ClaimAccess, request: ClaimRequest): Promi
   const { signal, whenEmpty } = request;
   for (;;) {
     signal.throwIfAborted();
+    const known = access.members.pool?.({ namespace: request.namespace, name: request.pool });
+    const ready = known && (await claimReady(access, known, request)).claim;
+    if (ready !== undefined) {
+      return ready;
+    }
     const pool = await readPool(access.client, request);
     const found = await claimReady(access, pool, request);
     if (found.claim !== undefined) {
@@ -149,7 +163,7 @@ function reasonOf(pool: VMPool): string {
  */
 async function claimReady(
   access: ClaimAccess,
-  pool: VMPool,
+  pool: PoolIdentity,
   request: ClaimRequest,
 ): Promise<{ readonly claim: Claim | undefined; readonly resourceVersion: string }> {
   for (;;) {
@@ -168,7 +182,7 @@ async function claimReady(
 /** Claims one of these VMs. The result is undefined if other callers have taken all of them. */
 async function claimOne(
   access: ClaimAccess,
-  pool: VMPool,
+  pool: PoolIdentity,
   ready: readonly Readonly<VM>[],
   request: ClaimRequest,
 ): Promise<Claim | undefined> {
@@ -208,7 +222,7 @@ async function claimNext(
 }
 
 /** Returns true if the VM is ready, and nobody in this process claims this version of it. */
-function isFree({ attempts }: ClaimAccess, { metadata: { uid } }: VMPool, vm: Readonly<VM>): boolean {
+function isFree({ attempts }: ClaimAccess, { metadata: { uid } }: PoolIdentity, vm: Readonly<VM>): boolean {
   return isClaimable(vm, uid) && !attempts.has(versionOf(vm));
 }
 
@@ -242,7 +256,7 @@ function byAge({ metadata: a }: Readonly<VM>, { metadata: b }: Readonly<VM>): nu
  */
 async function takeOut(
   { client, username, attempts }: ClaimAccess,
-  pool: VMPool,
+  pool: PoolIdentity,
   vm: Readonly<VM>,
   { aliveUntil: asked, minutes, signal }: ClaimRequest,
 ): Promise<Claim | undefined> {
@@ -266,7 +280,7 @@ async function takeOut(
 }
 
 function patchToClaim(
-  pool: VMPool,
+  pool: PoolIdentity,
   vm: Readonly<VM>,
   { username, aliveUntil }: { readonly username: string; readonly aliveUntil: string | undefined },
 ): object {

@@ -1,3 +1,4 @@
+import { setImmediate as afterMicrotasks } from 'node:timers/promises';
 import { afterEach, expect, it, vi } from 'vitest';
 import type { KubeClient } from '../client.ts';
 import { Authorizer } from './authorization.ts';
@@ -92,7 +93,7 @@ it('a single user cannot take all places for questions about rights', async () =
   expect(await may('ann', 'c')).toBe(true);
 });
 
-it('shares one question among callers, and asks again when the answer is 10 s old', async () => {
+it('shares one question among callers, asks again after 7.5 s without a wait, and uses no answer for more than 10 s', async () => {
   vi.useFakeTimers({ toFake: ['setTimeout'] });
   const now = vi.spyOn(performance, 'now').mockReturnValue(1);
   let isKnown = true;
@@ -102,12 +103,30 @@ it('shares one question among callers, and asks again when the answer is 10 s ol
   const authorizer = new Authorizer({ create } as unknown as KubeClient);
   const users = await Promise.all([1, 2].map(async () => await authorizer.authenticate('token')));
   expect(users).toEqual([{ username: 'ann' }, { username: 'ann' }]);
-  isKnown = false;
-  now.mockReturnValue(10_000);
-  vi.runAllTimers();
-  expect(await authorizer.authenticate('token')).toBeDefined();
+  const askAt = async (milliseconds: number) => {
+    now.mockReturnValue(milliseconds);
+    // The cache reads its clock at most once in a millisecond.
+    vi.runAllTimers();
+    const user = await authorizer.authenticate('token');
+    // A renewal ends after the answer.
+    await afterMicrotasks();
+    return user;
+  };
+  expect(await askAt(7_400)).toBeDefined();
   expect(create).toHaveBeenCalledTimes(1);
-  now.mockReturnValue(10_002);
-  vi.runAllTimers();
-  expect(await authorizer.authenticate('token')).toBeUndefined();
+  create.mockRejectedValueOnce(new Error('no answer'));
+  expect(await askAt(7_600)).toBeDefined();
+  expect(create).toHaveBeenCalledTimes(2);
+  expect(await askAt(8_000)).toBeDefined();
+  expect(create).toHaveBeenCalledTimes(3);
+  // That was another time with an answer, which lasts for 10 s again.
+  expect(await askAt(15_000)).toBeDefined();
+  expect(create).toHaveBeenCalledTimes(3);
+  isKnown = false;
+  expect(await askAt(17_000)).toBeDefined();
+  expect(await askAt(17_100)).toBeUndefined();
+  isKnown = true;
+  expect(await askAt(27_200)).toBeDefined();
+  create.mockRejectedValue(new Error('no answer'));
+  await expect(askAt(37_300)).rejects.toThrow('no answer');
 });

@@ -17,6 +17,11 @@ import { HttpError } from './httperror.ts';
  * Time in milliseconds for which the API server's answer about a caller is reused. A withdrawn token or right still works for this time.
  */
 const ANSWER_MILLISECONDS = 10_000;
+/**
+ * Rest of this time, in milliseconds, in which the API server is asked again while the stored answer is used. So a caller with many requests
+ * waits for no review.
+ */
+const RENEWAL_MILLISECONDS = 2_500;
 
 /**
  * Share of {@link AuthorizerLimits.waiting} that the unfinished SubjectAccessReviews of one user can take. The other places are for other
@@ -70,9 +75,15 @@ class Answers<V> {
    */
   async ask(question: string, ask: () => Promise<V>, username?: string): Promise<V> {
     const known = this.#accepted.get(question) ?? this.#refused.get(question);
-    return known === undefined
-      ? await (this.#asked.get(question)?.answer ?? this.#begin(question, ask, username))
-      : known.answer;
+    if (known === undefined) {
+      return await (this.#asked.get(question)?.answer ?? this.#begin(question, ask, username));
+    }
+    const restMilliseconds = this.#accepted.getRemainingTTL(question);
+    if (restMilliseconds > 0 && restMilliseconds < RENEWAL_MILLISECONDS && !this.#asked.has(question)) {
+      // If the API server does not answer, the stored answer ends at its time, and the next caller gets the error.
+      this.#begin(question, ask, username).catch(() => undefined);
+    }
+    return known.answer;
   }
 
   async #begin(question: string, ask: () => Promise<V>, username: string | undefined): Promise<V> {
@@ -91,7 +102,9 @@ class Answers<V> {
     try {
       const answer = await asked;
       const isRefusal = answer === undefined || answer === false;
-      (isRefusal ? this.#refused : this.#accepted).set(question, { answer });
+      const [now, before] = isRefusal ? [this.#refused, this.#accepted] : [this.#accepted, this.#refused];
+      before.delete(question);
+      now.set(question, { answer });
       return answer;
     } finally {
       this.#asked.delete(question);

@@ -1,4 +1,4 @@
-/** Watches the Nodes of hosts, the Pods on hosts, namespaces and the VMs of pools, with the server's own identity. */
+/** Watches the Nodes of hosts, the Pods on hosts, namespaces, pools and their VMs, with the server's own identity. */
 import { EventEmitter, on } from 'node:events';
 import { LRUCache } from 'lru-cache';
 import type { Logger } from 'pino';
@@ -12,8 +12,9 @@ import {
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import { isClaimable, poolUidOf } from '../../api/v1alpha1/poolmembers.ts';
-import { VMS } from '../../api/v1alpha1/resources.ts';
+import { VM_POOLS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { VMPool } from '../../api/v1alpha1/vmpool.ts';
 import { isHostCondition } from '../../api/http/host.ts';
 import { keepFields } from '../../kube/objects.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -32,6 +33,7 @@ export class ServerWatches {
   readonly #nodes: Informer<Node>;
   readonly #pods: Informer<Pod>;
   readonly #namespaces: Informer<Namespace>;
+  readonly #pools: Informer<VMPool>;
   readonly #poolVMs: Informer<VM>;
   /** Emits the VMs of pools that become ready, by the key of the pool. */
   readonly #readyVMs = new EventEmitter().setMaxListeners(0);
@@ -51,6 +53,7 @@ export class ServerWatches {
       indexes: { [PODS_BY_NODE]: ({ spec: { nodeName } }) => (nodeName === undefined ? [] : [nodeName]) },
     });
     this.#namespaces = new Informer(client, NAMESPACES, { logger });
+    this.#pools = new Informer(client, VM_POOLS, { logger, transform: trimPool });
     this.#poolVMs = new Informer(client, VMS, {
       logger,
       labelSelector: POOL_LABEL,
@@ -65,7 +68,7 @@ export class ServerWatches {
   }
 
   start(signal: AbortSignal): void {
-    const informers = [this.#nodes, this.#pods, this.#namespaces, this.#poolVMs];
+    const informers = [this.#nodes, this.#pods, this.#namespaces, this.#pools, this.#poolVMs];
     informers.forEach((informer) => informer.start(signal));
     Promise.all(informers.map(({ synced }) => synced)).then(
       () => {
@@ -102,8 +105,13 @@ export class ServerWatches {
     return this.#pods.cache.byIndex(PODS_BY_NODE, host);
   }
 
-  /** VMs of pools. @throws StatusError 503 before all watched objects have been read. */
+  /** Pools and their VMs. @throws StatusError 503 before all watched objects have been read. */
   readonly members: PoolMembers = {
+    pool: ({ namespace, name }) => {
+      const pool = this.#pools.cache.get(`${namespace}/${name}`);
+      const isOpen = pool?.spec.mode !== 'OneShot' && pool?.metadata.deletionTimestamp === undefined;
+      return isOpen ? pool : undefined;
+    },
     list: async ({ metadata: { namespace, name } }) => {
       this.#requireFilled();
       const items = this.#poolVMs.cache.byIndex(VMS_BY_POOL, `${namespace}/${name}`);
@@ -184,6 +192,17 @@ function trimPod({ apiVersion, kind, metadata, spec, status }: Pod): Pod {
 /** Returns the key (`namespace/name`) of the pool in the label of the VM. */
 function poolKeyOf({ metadata: { namespace, labels } }: Readonly<VM>): string {
   return `${namespace}/${labels?.[POOL_LABEL]}`;
+}
+
+/** Keeps only the fields of a pool that the claim of a ready VM reads. The template is not among them. */
+function trimPool({ apiVersion, kind, metadata, spec, status }: VMPool): VMPool {
+  return {
+    apiVersion,
+    kind,
+    metadata: keepFields(metadata, ['name', 'namespace', 'uid', 'resourceVersion', 'deletionTimestamp']),
+    spec: { ...keepFields(spec, ['mode', 'replicas']), template: { spec: {} } },
+    status: keepFields(status ?? {}, ['revision']),
+  };
 }
 
 /** Keeps only the fields of a pool's VM that a claim reads. */
