@@ -23,11 +23,11 @@ const MODE = 0o7777;
 
 /**
  * Returns a shell whose guest is this computer. Of each folder that is copied out of it, the guest sends the file `archive` of the folder, as a
- * hostile guest could.
+ * hostile guest could. `unpacking` is the script of the tar that unpacks it.
  */
-async function hostileGuest(): Promise<GuestShell> {
+async function hostileGuest(unpacking = 'PATH=${PATH#*:} exec tar "$@"'): Promise<GuestShell> {
   const programs = makeFolder();
-  const tar = `#!/bin/sh\ncase $1 in -cf) exec cat "$4/archive" ;; *) PATH=\${PATH#*:} exec tar "$@" ;; esac\n`;
+  const tar = `#!/bin/sh\ncase $1 in -cf) exec cat "$4/archive" ;; *) ${unpacking} ;; esac\n`;
   await writeFile(join(programs, 'tar'), tar, { mode: 0o755 });
   // The last argument is the command for the guest.
   await writeFile(join(programs, 'ssh'), '#!/bin/sh\nfor last do :; done\nexec sh -c "$last"\n', {
@@ -71,9 +71,9 @@ function repeated(path: string, times: number): Buffer {
   return Buffer.concat([...Array.from({ length: times }, () => entry), Buffer.alloc(1024)]);
 }
 
-async function copy(source: string, target: string): Promise<string[]> {
+async function copy(source: string, target: string, unpacking?: string): Promise<string[]> {
   const lines: string[] = [];
-  await using guest = await hostileGuest();
+  await using guest = await hostileGuest(unpacking);
   await copyOut(
     guest,
     { source, target },
@@ -205,6 +205,17 @@ describe('a folder of a hostile guest', () => {
     await expect(copy(many, target)).rejects.toThrow(
       /more than 1000000 entries, or more than 10000000 folders/,
     );
+    expect(await readdir(target)).toEqual([]);
+  });
+
+  it('with more than a million entries is a failed copy, and leaves nothing', async () => {
+    const target = makeFolder();
+    const guest = makeFolder();
+    await writeFile(join(guest, 'archive'), '');
+    // Real files would take minutes, so a stand-in for tar tells their names alone.
+    const copyMany = async (entries: number) => await copy(guest, target, `yes x | head -n ${entries}`);
+    expect(await copyMany(1_000_000)).toEqual([]);
+    await expect(copyMany(1_000_001)).rejects.toThrow('it has more than 1000000 entries');
     expect(await readdir(target)).toEqual([]);
   });
 

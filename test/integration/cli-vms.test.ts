@@ -351,9 +351,9 @@ it('an example of a provider makes VMs for GARM with the configuration of their 
   const running = { ...instance, status: 'running', os_arch: 'arm64' };
   expect(JSON.parse((await garm('GetInstance', 'garm-ab1')).stdout)).toEqual(running);
   expect(JSON.parse((await garm('ListInstances')).stdout)).toEqual([running]);
-  expect((await garm('Stop', 'garm-ab1')).code).toBe(0);
+  expect((await garm('StopInstance', 'garm-ab1')).code).toBe(0);
   expect((await vms.get('garm-ab1')).spec.powerState).toBe('Stopped');
-  expect((await garm('Start', 'garm-ab1')).code).toBe(0);
+  expect((await garm('StartInstance', 'garm-ab1')).code).toBe(0);
   // A creation that fails leaves nothing, and GARM then deletes by its own name.
   expect(await create({ name: 'garm-Ab2', 'instance-token': 'other' })).toMatchObject({
     code: 22,

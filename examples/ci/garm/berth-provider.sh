@@ -79,8 +79,9 @@ case $GARM_COMMAND in
     found=$(berth vm list -l "garm-controller=$GARM_CONTROLLER_ID" -o name)
     for one in $found; do remove "$one"; done
     ;;
-  Start) berth vm start "$vm" >&2 ;;
-  Stop) berth vm stop "$vm" >&2 ;;
+  # The documentation of GARM says Start and Stop, and its program StartInstance and StopInstance.
+  Start | StartInstance) berth vm start "$vm" >&2 ;;
+  Stop | StopInstance) berth vm stop "$vm" >&2 ;;
   *)
     echo "unknown command $GARM_COMMAND" >&2
     exit 1
