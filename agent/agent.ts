@@ -274,15 +274,16 @@ export async function takeUpWork({ keeper, pods, kubelet }: Work, signal: AbortS
 }
 
 /**
- * Writes the result of a network check to the Node. With the network driver `user`, the Node has no condition for the network,
- * because this driver sets up nothing for the host as a whole.
+ * Writes the result of a network check to the Node. With the network drivers `user` and `vmnet`, the Node has no condition for the network,
+ * because these drivers set up nothing for the host as a whole.
  */
-function tellNode(host: PodHost, keeper: NodeKeeper, { repaired }: NetworkReport): void {
+function tellNode(host: PodHost, keeper: NodeKeeper, { repaired, obstacle }: NetworkReport): void {
   const { network, monitor } = host;
-  if (network.name !== 'nat' || monitor.host === undefined) {
+  const isOfHost = network.name === 'nat' || network.name === 'softnet';
+  if (!isOfHost || monitor.host === undefined) {
     return;
   }
-  keeper.update({ nat: monitor.host });
+  keeper.update({ nat: obstacle === undefined ? monitor.host : { healthy: false, message: obstacle } });
   if (keeper.node !== undefined && repaired.length > 0) {
     const message = repaired.join('; ');
     host.event(keeper.node, { type: 'Warning', reason: 'NetworkRepaired', action: 'RepairNetwork', message });
@@ -370,7 +371,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       ports: portRules(config),
       clusterCIDRs: config.clusterCIDRs,
       metadata: seedPages(join(dataDirectory, 'machines')),
-      guestAddress: addressesOf(driver),
+      tart: tartGuests(driver, config.machines.tart),
       machineUsers:
         process.getuid?.() === 0 ? hypervisorUsers(config.machines.users, records.list()) : undefined,
       resolvConf: machineRoot === undefined ? undefined : await hostFile('/etc/resolv.conf'),
@@ -393,9 +394,16 @@ function createDriver(
     : new QemuDriver({ ...own, minimumFree });
 }
 
-/** Returns the function that finds the address of a guest, if only the driver of the machines knows it. */
-function addressesOf(driver: QemuDriver | TartDriver): NetworkSurroundings['guestAddress'] {
-  return driver instanceof TartDriver ? async (uid) => await driver.address(uid) : undefined;
+/** Returns what only the driver of the machines knows about guests, if this driver is `tart`. `program` is the path of that program. */
+function tartGuests(driver: QemuDriver | TartDriver, program: string): NetworkSurroundings['tart'] {
+  if (!(driver instanceof TartDriver)) {
+    return undefined;
+  }
+  const guests = {
+    address: async (uid: string) => await driver.address(uid),
+    filter: async (uid: string) => await driver.filter(uid),
+  };
+  return { guests, program };
 }
 
 /** Returns the size of all files of a machine in bytes. The driver tart has the disks of machines in a folder of its own. */

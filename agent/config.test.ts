@@ -143,7 +143,7 @@ describe("the machines' driver", () => {
       machines: { driver: 'tart', tart: join(directory, 'bin/tart') },
     });
     expect(mistakes(`${text}network: { driver: user }\n`)).toEqual([
-      'network.driver: machines.driver is tart, which needs vmnet, not user',
+      'network.driver: machines.driver is tart, which needs vmnet or softnet, not user',
     ]);
     expect(mistakes(`${LEAST}network: { driver: vmnet }\n`)).toEqual([
       'network.driver: vmnet needs machines.driver tart. Use nat or user',
@@ -155,6 +155,26 @@ describe("the machines' driver", () => {
     expect(mistakes(`${text}network: { guestsMayNotReach: [192.0.2.0/24] }\n`)[0]).toMatch(
       /^network\.guestsMayNotReach: .*blocks nothing/,
     );
+  });
+
+  test('tart filters with softnet: networks that guests may reach are not among those that they may not', () => {
+    const text = `${LEAST}machines: { driver: tart }\nclusterCIDRs: [10.244.0.0/16, fd00::/48]\n`;
+    const softnet = (settings: string) => `${text}network: { driver: softnet, ${settings} }\n`;
+    const mayReach = (network: string) => softnet(`guestsMayReach: ["${network}"]`);
+    expect(loadConfig(write(mayReach('10.0.0.0/8')), {}, ROOT).network).toMatchObject({
+      driver: 'softnet',
+      guestsMayReach: ['10.0.0.0/8'],
+    });
+    for (const network of ['10.244.0.0/16', '10.244.7.0/24', '168.63.129.16/32']) {
+      expect(mistakes(mayReach(network))).toEqual([
+        expect.stringMatching(/^network\.guestsMayReach: .* guests may not reach/),
+      ]);
+    }
+    expect(mistakes(mayReach('0.0.0.0/0'))[0]).toContain('guests could reach each other');
+    expect(mistakes(mayReach('fd00::/48'))[0]).toMatch(/^network\.guestsMayReach\.0: /);
+    expect(mistakes(`${LEAST}network: { driver: softnet }\n`)).toEqual([
+      'network.driver: softnet needs machines.driver tart. Use nat or user',
+    ]);
   });
 
   test('is tart on Apple silicon, and else qemu', () => {

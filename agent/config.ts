@@ -9,7 +9,7 @@ import { codeOf, isOfSystem, messageOf } from '../base/errors.ts';
 import { isHostName, SIGNER_NAME } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { hostPortsSchema, type PortRules } from '../api/v1alpha1/ports.ts';
-import { clusterNetworks, networkSchema } from './networkdriver.ts';
+import { clusterNetworks, networkSchema, reachMistakes } from './networkdriver.ts';
 import { askFileServer } from './disks/fileserver.ts';
 import { ownerMistakes } from './owner.ts';
 import { deniedRanges } from './network/portplan.ts';
@@ -249,6 +249,7 @@ export function loadConfig(
   const mistakes = [
     ...ownerMistakes(config),
     ...driverMistakes(config),
+    ...reachMistakes(config.network, config.clusterCIDRs),
     ...folderMistakes(config),
     ...deniedRanges(config.ports, portRules(config)),
   ];
@@ -324,14 +325,14 @@ function withNetwork(document: unknown, isRoot: boolean): unknown {
   };
 }
 
-/** Returns a message if the driver of machines and the network driver do not fit. Only the program tart makes the network vmnet. */
+/** Returns a message if the driver of machines and the network driver do not fit. Only the program tart makes the networks vmnet and softnet. */
 function driverMistakes({ machines, network, architecture }: AgentConfig): string[] {
   const isTart = machineDriver(machines) === 'tart';
   const fault = isTart
-    ? `machines.driver is tart, which needs vmnet, not ${network.driver}`
-    : 'vmnet needs machines.driver tart. Use nat or user';
+    ? `machines.driver is tart, which needs vmnet or softnet, not ${network.driver}`
+    : `${network.driver} needs machines.driver tart. Use nat or user`;
   return [
-    ...(isTart === (network.driver === 'vmnet') ? [] : [`network.driver: ${fault}`]),
+    ...(isTart === ['vmnet', 'softnet'].includes(network.driver) ? [] : [`network.driver: ${fault}`]),
     ...(isTart && architecture === 'amd64'
       ? ['architecture: machines.driver is tart, which runs arm64 guests only']
       : []),

@@ -85,7 +85,7 @@ test('a network for QEMU has no packet filter, and says so', () => {
     ports: { allowed: ['1-65535'], denied: [] } as never,
     clusterCIDRs: [],
     machineUsers: ['1-2'],
-    guestAddress: undefined,
+    tart: undefined,
     metadata: undefined as never,
     resolvConf: undefined,
     logger: pino({ level: 'warn' }, { write: (line: string) => void lines.push(line) }),

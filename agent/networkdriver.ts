@@ -3,6 +3,7 @@
  * nftables rules block for guests.
  */
 import { createHash } from 'node:crypto';
+import { BlockList } from 'node:net';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
@@ -12,8 +13,9 @@ import { LEASES_FILE, readLeases } from './network/leases.ts';
 import type { MetadataPages } from './network/nat/metadata.ts';
 import { NatNetwork } from './network/nat/nat.ts';
 import type { Network } from './network/network.ts';
+import { softnetBeside } from './network/softnet.ts';
 import { UserGuard, UserNetwork } from './network/user.ts';
-import { VmnetNetwork } from './network/vmnet.ts';
+import { type KnownGuests, VmnetNetwork } from './network/vmnet.ts';
 
 /**
  * Addresses of the metadata services of clouds, from which a host gets its identity and secrets. In this order: link-local (AWS, Google,
@@ -81,8 +83,24 @@ export const networkSchema = z.discriminatedUnion(
       })
       .refine((network) => !('guestsMayNotReach' in network), {
         path: ['guestsMayNotReach'],
-        message: 'The driver vmnet blocks nothing for guests, so remove this setting',
+        message: 'The driver vmnet blocks nothing for guests. Remove this setting, or use the driver softnet',
       }),
+    z.looseObject({
+      driver: z.literal('softnet'),
+      /** Host address on which reserved ports accept connections. The default is the Node's address; 0.0.0.0 means all addresses. */
+      hostAddress,
+      ...reachSettings,
+      /** Private networks that guests may reach. Without this setting, guests reach public addresses and their gateway only. */
+      guestsMayReach: z
+        .array(
+          z
+            .cidrv4()
+            .refine((network) => !network.endsWith('/0'), 'With this network, guests could reach each other'),
+        )
+        .max(256)
+        .default([])
+        .meta({ examples: [['192.0.2.0/24']] }),
+    }),
     z.looseObject({
       driver: z.literal('nat'),
       /** Address at which reserved ports are reachable. The default is every address of the host except loopback. */
@@ -126,8 +144,8 @@ export interface NetworkSurroundings {
    * and hypervisors run under the agent's user.
    */
   machineUsers: readonly string[] | undefined;
-  /** Returns the IPv4 address of a guest by the uid of its machine, for the driver `vmnet`. Undefined if no driver of machines knows it. */
-  guestAddress: ((uid: string) => Promise<string | undefined>) | undefined;
+  /** Guests of the program `tart`, and the path of this program, for the drivers `vmnet` and `softnet`. Undefined with other drivers of machines. */
+  tart: { guests: KnownGuests; program: string } | undefined;
   /** Returns a page of the metadata server, which guests of the driver `nat` reach at 169.254.169.254. */
   metadata: MetadataPages;
   /** Path of the host's resolv.conf, which hypervisors read. Undefined if it is the /etc/resolv.conf of this process. */
@@ -142,7 +160,7 @@ export interface NetworkSurroundings {
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, metadata, resolvConf, logger } = surroundings;
   const { machineUsers: users = [] } = surroundings;
-  if (settings.driver === 'vmnet') {
+  if (settings.driver === 'vmnet' || settings.driver === 'softnet') {
     return createVmnet(settings, surroundings);
   }
   const { directory, runtimeDirectory, guardTable } = networkNames(dataDirectory);
@@ -170,19 +188,53 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
 }
 
 function createVmnet(
-  { hostAddress }: Extract<NetworkSettings, { driver: 'vmnet' }>,
-  { nodeAddress, ports, guestAddress, logger }: NetworkSurroundings,
+  settings: Extract<NetworkSettings, { driver: 'vmnet' | 'softnet' }>,
+  { nodeAddress, ports, clusterCIDRs, tart, logger }: NetworkSurroundings,
 ): Network {
-  if (guestAddress === undefined) {
+  if (tart === undefined) {
     throw new ReasonedError(
       'NetworkUnavailable',
-      'The network driver vmnet needs the driver tart of machines',
+      `The network driver ${settings.driver} needs the driver tart of machines`,
     );
   }
-  logger.warn('Guests can reach every address that this host reaches; run only guests you trust');
-  const address = hostAddress ?? nodeAddress;
   const leases = async () => await readLeases(LEASES_FILE, Date.now());
-  return new VmnetNetwork({ hostAddress: address, ports, addressOf: guestAddress, leases });
+  const options = { hostAddress: settings.hostAddress ?? nodeAddress, ports, guests: tart.guests, leases };
+  if (settings.driver === 'vmnet') {
+    logger.warn('Guests can reach every address that this host reaches; run only guests you trust');
+    return new VmnetNetwork(options);
+  }
+  // The program passes no IPv6 at all.
+  const mayNotReach = forbiddenNetworks({ ...settings, clusterCIDRs }).ipv4;
+  const filter = { mayReach: settings.guestsMayReach, mayNotReach };
+  return new VmnetNetwork({ ...options, softnet: { filter, program: softnetBeside(tart.program) } });
+}
+
+/**
+ * Returns a message for each network that guests of the driver `softnet` may reach, but that lies in a forbidden network. The program would let
+ * them reach it, because the longest prefix counts.
+ */
+export function reachMistakes(settings: NetworkSettings, clusterCIDRs: readonly string[]): string[] {
+  if (settings.driver !== 'softnet') {
+    return [];
+  }
+  const forbidden = forbiddenNetworks({ ...settings, clusterCIDRs }).ipv4;
+  return settings.guestsMayReach.flatMap((network) => {
+    const around = forbidden.find((one) => isWithin(network, one));
+    return around === undefined
+      ? []
+      : [
+          `network.guestsMayReach: ${network} is in ${around}, which guests may not reach (guestsMayNotReach, clusterCIDRs)`,
+        ];
+  });
+}
+
+/** Returns whether a network of IPv4 is a part of another one, or the same. Both are in the form of a CIDR. */
+function isWithin(inner: string, outer: string): boolean {
+  const [address = '', bits] = inner.split('/');
+  const [around = '', prefix] = outer.split('/');
+  const list = new BlockList();
+  list.addSubnet(around, Number(prefix), 'ipv4');
+  return Number(bits) >= Number(prefix) && list.check(address, 'ipv4');
 }
 
 /**

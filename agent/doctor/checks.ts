@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import { isDiskPressed } from '../disks/freedisk.ts';
 import { homeOf } from '../drivers/tart/driver.ts';
 import { bundleOf } from '../drivers/tart/files.ts';
+import type { SoftnetObstacle } from '../network/softnet.ts';
 import type { Hierarchy } from '../processes/cgroup.ts';
 import type { Fact } from './fact.ts';
 import type { ExaminedHost } from './facts.ts';
@@ -55,6 +56,7 @@ export const CHECKS: readonly HostCheck[] = [
   onTart('tart', (mac) =>
     judge(mac.tart, (version) => ok(`The program tart has the version ${version}`), INSTALL_TART),
   ),
+  onTart('softnet', (mac) => mac.softnet && judge(mac.softnet, judgeSoftnet)),
   onTart('data-directory', judgeDataDirectory),
   onMac('sleep', (mac) => judge(mac.power, judgeSleep)),
   onMac('power-failure', (mac) => judge(mac.power, judgePowerFailure)),
@@ -170,6 +172,12 @@ function judgeDisk({ disk, config }: ExaminedHost): Finding | undefined {
       ? fix(finding, 'Free space in the data directory, or use a larger disk. The host gets no VMs now')
       : ok(finding);
   });
+}
+
+function judgeSoftnet(obstacle: SoftnetObstacle | undefined): Finding {
+  return obstacle === undefined
+    ? ok('The program softnet gets the rights of root')
+    : fix(obstacle.finding, obstacle.advice);
 }
 
 function judgeDataDirectory(_: MacFacts, { config }: ExaminedHost): Finding | undefined {

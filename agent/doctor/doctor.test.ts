@@ -2,6 +2,7 @@ import { spawnSync } from 'node:child_process';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import type { AgentConfig } from '../config.ts';
+import type { SoftnetObstacle } from '../network/softnet.ts';
 import { CHECKS, type CheckResult } from './checks.ts';
 import { formatFindings, judgeHost, type NamedFinding } from './doctor.ts';
 import type { Fact } from './fact.ts';
@@ -23,6 +24,7 @@ const known = <T>(value: T): Fact<T> => ({ known: value });
 const MAC_FACTS: MacFacts = {
   version: known('26.1'),
   tart: known('2.32.1'),
+  softnet: known<SoftnetObstacle | undefined>(undefined),
   power: known(
     new Map([
       ['sleep', 0],
@@ -130,6 +132,12 @@ test.each<Case>([
   ['disk', { ...MAC, disk: known({ bytes: 1e9, share: 0.5 }) }, 'fix', /1\.0 GB .*no VMs now/],
   ['disk', { ...MAC, disk: known({ bytes: 20e9, share: 0.04 }) }, 'fix', /20\.0 GB .*4 %/],
   ['tart', mac({ tart: { unknown: 'tart cannot be executed' } }), 'fix', /cannot be executed.*brew install/],
+  [
+    'softnet',
+    mac({ softnet: known({ finding: 'It gets no rights', advice: 'Run: chmod u+s' }) }),
+    'fix',
+    /no rights.*chmod u\+s/,
+  ],
   [
     'data-directory',
     { ...MAC, ...config({ dataDirectory: `/${'d'.repeat(80)}` }) },

@@ -13,10 +13,11 @@ import { type AgentConfig, loadConfig, machineDriver, TART } from '../config.ts'
 import { type FreeDisk, freeDisk } from '../disks/freedisk.ts';
 import { requireLogWriter } from '../drivers/machineprocess.ts';
 import { homeOf } from '../drivers/tart/driver.ts';
+import { softnetBeside } from '../network/softnet.ts';
 import { identityFiles, isUsable, readPair } from '../identity/certificates.ts';
 import { type Fact, readFact } from './fact.ts';
 import { type LinuxFacts, readLinux } from './linux.ts';
-import { type MacFacts, readMac } from './mac.ts';
+import { type InstalledPrograms, type MacFacts, readMac } from './mac.ts';
 
 export interface ExaminedHost {
   /** Operating system and processor as Node.js names them. */
@@ -95,14 +96,22 @@ async function readOfSystem(
   isRoot: boolean,
 ): Promise<Pick<ExaminedHost, 'mac' | 'linux'>> {
   if (process.platform === 'darwin') {
-    const home = settings && homeOf(settings.dataDirectory);
-    return { mac: await readMac(settings?.machines.tart ?? TART, home), linux: undefined };
+    return { mac: await readMac(installedPrograms(settings)), linux: undefined };
   }
   if (process.platform !== 'linux') {
     return { mac: undefined, linux: undefined };
   }
   const network = settings?.network.driver ?? (isRoot ? 'nat' : 'user');
   return { mac: undefined, linux: await readLinux(network === 'nat' ? 'nat' : 'user') };
+}
+
+function installedPrograms(settings: AgentConfig | undefined): InstalledPrograms {
+  if (settings === undefined) {
+    return { tart: TART, home: undefined, softnet: undefined };
+  }
+  const { tart } = settings.machines;
+  const softnet = settings.network.driver === 'softnet' ? softnetBeside(tart) : undefined;
+  return { tart, home: homeOf(settings.dataDirectory), softnet };
 }
 
 /** Returns the name of the user who runs this program. In a container, a user can have no name. */

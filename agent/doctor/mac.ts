@@ -1,6 +1,7 @@
 /** Reads the settings of macOS that matter for a host, by the programs that come with it. */
 import { ProgramError, run } from '../../base/exec.ts';
 import { environment } from '../drivers/tart/program.ts';
+import { type SoftnetObstacle, softnetObstacle } from '../network/softnet.ts';
 import { type Fact, PROGRAM, readFact } from './fact.ts';
 
 export interface MacFacts {
@@ -8,6 +9,8 @@ export interface MacFacts {
   readonly version: Fact<string>;
   /** Version of the program `tart`. */
   readonly tart: Fact<string>;
+  /** Why the program `softnet` cannot be used. The known fact is undefined if it can. Absent if the network driver does not need it. */
+  readonly softnet?: Fact<SoftnetObstacle | undefined>;
   /** Power settings in use, by the names that `pmset` gives them. */
   readonly power: Fact<ReadonlyMap<string, number>>;
   /** Answer of `fdesetup status`. */
@@ -27,23 +30,45 @@ export const SERVICE = 'dev.berth.agent';
 const LOGIN_WINDOW = '/Library/Preferences/com.apple.loginwindow';
 const INTERNET_SHARING = '/Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default';
 
-/** Reads all facts. `tart` is the path of that program, and `home` its folder, if it is known. */
-export async function readMac(tart: string, home: string | undefined): Promise<MacFacts> {
-  const tartOptions = { ...PROGRAM, environment: home === undefined ? undefined : environment(home) };
-  const [version, tartVersion, power, fileVault, automaticLogin, leaseSeconds, isQuarantined, service] =
-    await Promise.all([
-      readFact(async () => (await run('sw_vers', ['-productVersion'], PROGRAM)).trim()),
-      readFact(async () => (await run(tart, ['--version'], tartOptions)).trim()),
-      readFact(async () => parsePower(await run('pmset', ['-g'], PROGRAM))),
-      readFact(async () => (await run('fdesetup', ['status'], PROGRAM)).trim()),
-      readFact(async () => await readDefault(LOGIN_WINDOW, 'autoLoginUser')),
-      readFact(async () => parseLease(await readDefault(INTERNET_SHARING, 'bootpd'))),
-      readFact(async () => await isMarked(process.execPath)),
-      readFact(readService),
-    ]);
+/** Programs of a Mac that a person has installed. */
+export interface InstalledPrograms {
+  /** Path of the program `tart`. */
+  readonly tart: string;
+  /** Folder of the machines of `tart`. Undefined if it is not known. */
+  readonly home: string | undefined;
+  /** Path of the program `softnet`. Undefined if the network driver does not need it. */
+  readonly softnet: string | undefined;
+}
+
+/** Reads all facts. */
+export async function readMac({ tart, home, softnet }: InstalledPrograms): Promise<MacFacts> {
+  const own = home === undefined ? undefined : environment({ path: tart, home });
+  const tartOptions = { ...PROGRAM, environment: own };
+  const [
+    version,
+    tartVersion,
+    filter,
+    power,
+    fileVault,
+    automaticLogin,
+    leaseSeconds,
+    isQuarantined,
+    service,
+  ] = await Promise.all([
+    readFact(async () => (await run('sw_vers', ['-productVersion'], PROGRAM)).trim()),
+    readFact(async () => (await run(tart, ['--version'], tartOptions)).trim()),
+    softnet === undefined ? undefined : readFact(async () => await softnetObstacle(softnet)),
+    readFact(async () => parsePower(await run('pmset', ['-g'], PROGRAM))),
+    readFact(async () => (await run('fdesetup', ['status'], PROGRAM)).trim()),
+    readFact(async () => await readDefault(LOGIN_WINDOW, 'autoLoginUser')),
+    readFact(async () => parseLease(await readDefault(INTERNET_SHARING, 'bootpd'))),
+    readFact(async () => await isMarked(process.execPath)),
+    readFact(readService),
+  ]);
   return {
     version,
     tart: tartVersion,
+    ...(filter && { softnet: filter }),
     power,
     fileVault,
     automaticLogin,

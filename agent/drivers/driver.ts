@@ -29,6 +29,8 @@ export interface RunningState {
   display?: DisplayState;
   /** Absent if the hypervisor gives each guest exactly the identity of its VM. */
   identity?: IdentityState;
+  /** Absent if the VM has no SSH keys, or if its guest reads them from its seed. */
+  keys?: KeysState;
   /** Why the guest cannot be suspended, as a sentence for people. Absent if it can. */
   cannotSuspend?: string;
   /**
@@ -49,6 +51,11 @@ export type DisplayState =
 export type IdentityState =
   | { ready: true; reason: 'IdentityNew'; message: string }
   | { ready: false; reason: 'IdentityOfImage' | 'IdentityOfHypervisor'; message: string };
+
+/** Whether the guest has the SSH keys of its VM, if its guest agent has to give them to it. `message` is a sentence for people. */
+export type KeysState =
+  | { ready: true; reason: 'KeysGiven'; message: string }
+  | { ready: false; reason: 'KeysNotGiven'; message: string };
 
 /** Folder of a machine: `<data directory>/machines/<pod uid>`. */
 export interface MachineFolder {

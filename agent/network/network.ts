@@ -5,6 +5,7 @@
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { RunAs } from '../../base/exec.ts';
+import type { GuestFilter } from './softnet.ts';
 
 interface GuestCard {
   /** MAC address in lower case, separated by colons. */
@@ -21,9 +22,14 @@ export type GuestNetwork =
   | (GuestCard & { kind: 'tap'; device: string })
   /**
    * User-mode network inside the hypervisor's process. The hypervisor itself listens on the reserved ports at `hostAddress`, an IPv4 address
-   * of this host; 0.0.0.0 means all addresses.
+   * of this host; 0.0.0.0 means all addresses. With `filter`, the hypervisor filters the packets of the guest.
    */
-  | (GuestCard & { kind: 'user'; hostAddress: string; ports: readonly MachinePort[] });
+  | (GuestCard & {
+      kind: 'user';
+      hostAddress: string;
+      ports: readonly MachinePort[];
+      filter?: GuestFilter;
+    });
 
 /**
  * Connection of a program that runs in a network namespace of its own, for example an emulator. The program listens only on the loopback
@@ -96,10 +102,12 @@ export interface NetworkReport {
    * the uid of the guest's machine.
    */
   refusedConnections: Record<string, number>;
+  /** Why no further machine can be attached, although those that are attached work. Absent if one can be attached, or in case of a fault. */
+  obstacle?: string;
 }
 
 export interface Network {
-  readonly name: 'user' | 'nat' | 'vmnet';
+  readonly name: 'user' | 'nat' | 'vmnet' | 'softnet';
   /** Creates all parts that machines share. Idempotent. @throws ReasonedError `NetworkUnavailable` when the host lacks a requirement. */
   setUp(): Promise<void>;
   /**

@@ -1,7 +1,9 @@
 import { spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
+import { writeFileSync } from 'node:fs';
 import { type AddressInfo, createServer, type Server } from 'node:net';
+import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, onTestFinished, vi } from 'vitest';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { hostPortsSchema } from '../../api/v1alpha1/ports.ts';
@@ -9,7 +11,8 @@ import { makeFolder } from '../../test/support/folder.ts';
 import { killByArgument } from '../processes/process.ts';
 import type { Leases } from './leases.ts';
 import { liveRelays, withPortRelay } from './portrelay.ts';
-import { VmnetNetwork } from './vmnet.ts';
+import type { GuestFilter } from './softnet.ts';
+import { type KnownGuests, VmnetNetwork } from './vmnet.ts';
 
 const LOOPBACK = '127.0.0.1';
 const CARD = { macAddress: '52:54:00:AB:00:01' };
@@ -22,19 +25,26 @@ let asked: number;
 let now: number;
 let leases: Leases | undefined;
 let network: VmnetNetwork;
+/** Filters with which machines run that an earlier agent has started. */
+let filters: Map<string, GuestFilter>;
+
+const guests: KnownGuests = {
+  address: async (uid) => {
+    asked += 1;
+    return await Promise.resolve(addresses.get(uid));
+  },
+  filter: async (uid) => await Promise.resolve(filters.get(uid)),
+};
 
 beforeEach(async () => {
   guest = createServer((socket) => socket.end('hello from the guest')).listen(0, LOOPBACK);
   await once(guest, 'listening');
-  addresses = new Map();
+  [addresses, filters] = [new Map(), new Map()];
   [asked, now, leases] = [0, 1_000_000, undefined];
   network = new VmnetNetwork({
     hostAddress: LOOPBACK,
     ports: hostPortsSchema.parse({}),
-    addressOf: async (uid) => {
-      asked += 1;
-      return await Promise.resolve(addresses.get(uid));
-    },
+    guests,
     leases: async () => await Promise.resolve(leases),
     now: () => now,
   });
@@ -154,4 +164,59 @@ it('keeps the ports of a machine that starts again, and refuses those of others 
   expect(report).toMatchObject({ healthy: true, machines: { one: { healthy: true } } });
   await expect(network.attach('three', { ...CARD, ports: [await port('UDP')] })).rejects.toThrow('TCP only');
   expect(await network.isUsable('three', await port('UDP'))).toBe(false);
+});
+
+const FILTER: GuestFilter = { mayReach: ['10.1.0.0/16'], mayNotReach: ['10.1.2.0/24'] };
+
+/** Returns the network with a filter. The program is a stand-in, which root may run as it is. */
+function filtered(program: string): VmnetNetwork {
+  return new VmnetNetwork({
+    hostAddress: LOOPBACK,
+    ports: hostPortsSchema.parse({}),
+    guests,
+    softnet: { filter: FILTER, program },
+    leases: async () => await Promise.resolve(undefined),
+    now: () => now,
+  });
+}
+
+it('softnet takes no machine without its program, and says so of the host, while machines that run are well', async () => {
+  const folder = makeFolder();
+  const program = join(folder, 'softnet');
+  const softnet = filtered(program);
+  filters.set('one', FILTER);
+  await softnet.attach('one', { ...CARD, ports: [], running: true });
+  await expect(softnet.attach('two', { ...CARD, ports: [] })).rejects.toMatchObject({
+    reason: 'NetworkUnavailable',
+    message: `The network driver softnet takes no further machine: There is no program ${program}. Install it with \`brew install cirruslabs/cli/softnet\`, or set network.driver to vmnet`,
+  });
+  const report = await softnet.check();
+  expect(report).toMatchObject({ healthy: true, machines: { one: { healthy: true } } });
+  expect(report.obstacle).toContain('There is no program');
+  expect(report.faults).toEqual([report.obstacle]);
+  vi.stubEnv('PATH', `${folder}:${process.env['PATH']}`);
+  onTestFinished(() => void vi.unstubAllEnvs());
+  writeFileSync(program, '#!/bin/sh\necho @host\n', { mode: 0o755 });
+  writeFileSync(join(folder, 'sudo'), '#!/bin/sh\nexit 0\n', { mode: 0o755 });
+  expect(await softnet.attach('two', { ...CARD, ports: [] })).toMatchObject({
+    kind: 'user',
+    filter: FILTER,
+  });
+  expect((await softnet.check()).obstacle).toBeUndefined();
+});
+
+it('says that a machine runs with other settings of the filter than those of its host', async () => {
+  const softnet = filtered('/none');
+  filters.set('other', { ...FILTER, mayReach: [] }).set('same', structuredClone(FILTER));
+  for (const uid of ['none', 'other', 'same']) {
+    await softnet.attach(uid, { ...CARD, ports: [], running: true });
+  }
+  await network.attach('other', { ...CARD, ports: [], running: true });
+  const outdated = { healthy: false, message: expect.stringContaining('Restart the VM') as string };
+  expect((await softnet.check()).machines).toMatchObject({
+    none: outdated,
+    other: outdated,
+    same: { healthy: true },
+  });
+  expect((await network.check()).machines).toMatchObject({ other: outdated });
 });

@@ -1,8 +1,9 @@
 /**
  * Connects guests by the shared network of macOS (`vmnet`), which the hypervisor itself provides. Each guest has an address there, which it gets
  * late, from the DHCP server of macOS. macOS forwards no ports to guests, so a relay beside the hypervisor passes on the TCP connections from
- * reserved ports.
+ * reserved ports. The network driver `softnet` is the same with a filter for the packets of each guest.
  */
+import { isDeepStrictEqual } from 'node:util';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import type { PortRules } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
@@ -18,6 +19,7 @@ import {
   normaliseMacAddress,
 } from './network.ts';
 import { liveRelays } from './portrelay.ts';
+import { type GuestFilter, softnetObstacle } from './softnet.ts';
 
 /** Time after which a known address is asked for again. A guest keeps its address as long as its lease is renewed. */
 const KNOWN_MILLISECONDS = 30_000;
@@ -28,14 +30,25 @@ const KNOWN_MILLISECONDS = 30_000;
 const LATE_MILLISECONDS = 120_000;
 /** Time between two questions for an address that is not known yet. Each question starts a program. */
 const UNKNOWN_MILLISECONDS = 2_000;
+/** Time between two checks whether the program of the filter can be used. Each check starts one or two programs. */
+const PROGRAM_MILLISECONDS = 30_000;
+
+/** Guests as the driver of their machines knows them, by the uid of the machine. */
+export interface KnownGuests {
+  /** Asks for the address of a guest. Undefined as long as the guest has none. */
+  address: (uid: string) => Promise<string | undefined>;
+  /** Returns the filter with which the machine runs. Undefined if it has none. */
+  filter: (uid: string) => Promise<GuestFilter | undefined>;
+}
 
 export interface VmnetNetworkOptions {
   /** IPv4 address of this host on which the reserved ports are open; 0.0.0.0 means all addresses. */
   hostAddress: string;
   /** Rules for the ports that machines may reserve. */
   ports: PortRules;
-  /** Asks for the address of a guest by the uid of its machine. Undefined as long as the guest has none. */
-  addressOf: (uid: string) => Promise<string | undefined>;
+  guests: KnownGuests;
+  /** Filter for each guest, and the path of the program `softnet`. Absent if nothing is filtered. */
+  softnet?: { filter: GuestFilter; program: string };
   /** Reads the leases of the host. Undefined as long as its DHCP server has given none. */
   leases: () => Promise<Leases | undefined>;
   /** Clock in milliseconds that is never set back. */
@@ -50,15 +63,20 @@ interface Attachment {
   /** Time of the last question for the address. */
   askedAt: number;
   asking: Promise<string | undefined> | undefined;
+  /** Whether the machine runs since before the present settings of the filter. */
+  isOutdated: boolean;
 }
 
 export class VmnetNetwork implements Network {
-  readonly name = 'vmnet';
+  readonly name: 'vmnet' | 'softnet';
   readonly #options: VmnetNetworkOptions;
   readonly #now: () => number;
   readonly #attachments = new Map<string, Attachment>();
+  /** Last check of the program of the filter: its time, and why the program cannot be used. */
+  #program: { at: number; obstacle: string | undefined } | undefined;
 
   constructor(options: VmnetNetworkOptions) {
+    this.name = options.softnet === undefined ? 'vmnet' : 'softnet';
     this.#options = options;
     this.#now = options.now ?? (() => performance.now());
   }
@@ -68,7 +86,7 @@ export class VmnetNetwork implements Network {
   }
 
   async attachNamespace(): Promise<NamespaceNetwork> {
-    const message = 'The network driver `vmnet` has no network namespaces for emulators';
+    const message = `The network driver \`${this.name}\` has no network namespaces for emulators`;
     throw new ReasonedError('NetworkUnavailable', message);
   }
 
@@ -77,10 +95,12 @@ export class VmnetNetwork implements Network {
     if (udp !== undefined) {
       throw new ReasonedError(
         'PortNotReservable',
-        `Port ${udp.hostPort}/UDP: a host with the network driver vmnet passes on TCP only`,
+        `Port ${udp.hostPort}/UDP: a host with the network driver ${this.name} passes on TCP only`,
       );
     }
+    const { hostAddress, softnet, guests } = this.#options;
     if (!running) {
+      await this.#requireProgram();
       await requireUsable(uid, ports, this.#checks());
     }
     this.#attachments.set(uid, {
@@ -89,10 +109,11 @@ export class VmnetNetwork implements Network {
       attachedAt: this.#now(),
       askedAt: Number.NEGATIVE_INFINITY,
       asking: undefined,
+      isOutdated: running === true && !isDeepStrictEqual(await guests.filter(uid), softnet?.filter),
     });
-    const { hostAddress } = this.#options;
     const mac = normaliseMacAddress(macAddress);
-    return { kind: 'user', macAddress: mac, address: undefined, hostAddress, ports };
+    const filter = softnet && { filter: softnet.filter };
+    return { kind: 'user', macAddress: mac, address: undefined, hostAddress, ports, ...filter };
   }
 
   async isUsable(uid: string, port: MachinePort): Promise<boolean> {
@@ -118,12 +139,12 @@ export class VmnetNetwork implements Network {
       return await (attachment.asking ?? address);
     }
     attachment.askedAt = this.#now();
-    attachment.asking = this.#options.addressOf(uid).finally(() => (attachment.asking = undefined));
+    attachment.asking = this.#options.guests.address(uid).finally(() => (attachment.asking = undefined));
     attachment.address = await attachment.asking;
     return attachment.address;
   }
 
-  /** Tells whether reserved ports are open, and whether the host has run out of addresses. */
+  /** Tells whether reserved ports are open, whether the host has run out of addresses, and whether the program of the filter can be used. */
   async check(): Promise<NetworkReport> {
     const shortage = await this.#shortage();
     const withoutRelay = await this.#withoutRelay();
@@ -135,7 +156,15 @@ export class VmnetNetwork implements Network {
     const faults = Object.entries(machines)
       .filter(([, { healthy }]) => !healthy)
       .map(([uid, { message }]) => `Machine ${uid}: ${message}`);
-    return { healthy: true, repaired: [], faults, machines, refusedConnections: {} };
+    const obstacle = await this.#obstacle();
+    return {
+      healthy: true,
+      repaired: [],
+      faults: obstacle === undefined ? faults : [obstacle, ...faults],
+      machines,
+      refusedConnections: {},
+      ...(obstacle !== undefined && { obstacle }),
+    };
   }
 
   async attached(): Promise<string[]> {
@@ -146,6 +175,33 @@ export class VmnetNetwork implements Network {
   async close(): Promise<void> {
     this.#attachments.clear();
     await Promise.resolve();
+  }
+
+  /** Returns why the program of the filter cannot be used, as the last check found it. Undefined if it can, or nothing is filtered. */
+  async #obstacle(): Promise<string | undefined> {
+    const { softnet } = this.#options;
+    if (softnet === undefined) {
+      return undefined;
+    }
+    const last = this.#program;
+    if (last !== undefined && this.#now() - last.at < PROGRAM_MILLISECONDS) {
+      return last.obstacle;
+    }
+    const found = await softnetObstacle(softnet.program);
+    const obstacle =
+      found && `The network driver softnet takes no further machine: ${found.finding}. ${found.advice}`;
+    this.#program = { at: this.#now(), obstacle };
+    return obstacle;
+  }
+
+  /** @throws ReasonedError `NetworkUnavailable` when the program of the filter cannot be used. */
+  async #requireProgram(): Promise<void> {
+    // A person may just have mended it.
+    this.#program = undefined;
+    const obstacle = await this.#obstacle();
+    if (obstacle !== undefined) {
+      throw new ReasonedError('NetworkUnavailable', obstacle);
+    }
   }
 
   #isLate({ address, attachedAt }: Attachment): boolean {
@@ -162,7 +218,11 @@ export class VmnetNetwork implements Network {
   }
 
   /** Returns the health of a guest with or without an address. If it has one, its relay must live and listen on the ports. */
-  async #health(uid: string, { ports, address }: Attachment, hasRelay: boolean): Promise<NetworkHealth> {
+  async #health(
+    uid: string,
+    { ports, address, isOutdated }: Attachment,
+    hasRelay: boolean,
+  ): Promise<NetworkHealth> {
     for (const port of address === undefined ? [] : ports) {
       const isFree = await isUsable(uid, port, this.#checks());
       if (isFree || !hasRelay) {
@@ -172,6 +232,13 @@ export class VmnetNetwork implements Network {
           : `their relay has ended, and another program listens on ${name}. End that program, and restart the VM`;
         return { healthy: false, message: `Reserved ports do not lead to the guest: ${cause}` };
       }
+    }
+    if (isOutdated) {
+      const cause = 'The filter of the guest is not that of the network settings of its host';
+      return {
+        healthy: false,
+        message: `${cause}, because the guest runs since before them. Restart the VM`,
+      };
     }
     return {
       healthy: true,

@@ -2,7 +2,7 @@
 import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import type { Runtime } from './machine.ts';
 
-/** Largest length of a message about the display, the identity or the suspension, in characters. No message of a driver is longer. */
+/** Largest length of a message about the display, the identity, the keys or the suspension, in characters. No honest message is longer. */
 const STATE_MESSAGE_LENGTH = 320;
 
 /**
@@ -11,14 +11,15 @@ const STATE_MESSAGE_LENGTH = 320;
  */
 export function runningReport({
   state,
-}: Pick<Runtime, 'state'>): Pick<MachineReport, 'display' | 'identity' | 'cannotSuspend'> {
+}: Pick<Runtime, 'state'>): Pick<MachineReport, 'display' | 'identity' | 'keys' | 'cannotSuspend'> {
   if (state.kind !== 'running') {
     return {};
   }
-  const { display, identity, cannotSuspend } = state;
+  const { display, identity, keys, cannotSuspend } = state;
   return {
     ...(display && { display: shortened(display) }),
     ...(identity && { identity: shortened(identity) }),
+    ...(keys && { keys: shortened(keys) }),
     ...(cannotSuspend !== undefined && { cannotSuspend: shortText(cannotSuspend) }),
   };
 }

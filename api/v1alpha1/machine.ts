@@ -268,6 +268,8 @@ export const machineReportSchema = z.object({
   display: reported(z.object({ ready: z.boolean(), reason: z.string(), message: z.string() })),
   /** Whether the guest has the identity that its VM asks for. Absent if the hypervisor gives each guest exactly the identity of its VM. */
   identity: reported(z.object({ ready: z.boolean(), reason: z.string(), message: z.string() })),
+  /** Whether the guest has the SSH keys of its VM. Absent if the VM has none, or if the guest reads them from its seed. */
+  keys: reported(z.object({ ready: z.boolean(), reason: z.string(), message: z.string() })),
   /** Why the hypervisor cannot suspend the guest that runs, as a sentence for people. Absent if it can. */
   cannotSuspend: reported(z.string()),
   /** Address and port of an emulator's ADB. Absent for VMs, and while the host does not know the address. */

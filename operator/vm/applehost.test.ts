@@ -72,6 +72,18 @@ it('IdentityReady has the words of the host, and Ready does not depend on it', (
   expect(found.get('Ready')).toMatchObject({ status: 'True' });
 });
 
+it('KeysReady has the words of the host, and Ready does not depend on it', () => {
+  const keys = { ready: false, reason: 'KeysNotGiven', message: 'no guest agent' };
+  const found = whileRunning({ keys });
+  expect(found.get('KeysReady')).toMatchObject({
+    status: 'False',
+    reason: keys.reason,
+    message: keys.message,
+  });
+  expect(found.get('Ready')).toMatchObject({ status: 'True' });
+  expect(whileRunning({}).has('KeysReady')).toBe(false);
+});
+
 it('ImageReady says that an IPSW needs a host with macOS, until there is one', () => {
   const image = { type: 'ipsw', url: 'https://images.example/restore.ipsw', sha256: 'a'.repeat(64) } as const;
   const document = machineDocument({ namespace: 'ci', name: 'x', uid: 'x' }, { os: 'MacOS', image });

@@ -107,6 +107,7 @@ function machineConditions(observed: ObservedVM, findings: Findings): (Draft | u
     warmStart(observed),
     displayReady(observed),
     identityReady(observed),
+    keysReady(observed),
   ];
 }
 
@@ -302,6 +303,14 @@ function displayReady({ pod }: ObservedVM): Draft | undefined {
  */
 function identityReady({ pod }: ObservedVM): Draft | undefined {
   return reportedState('IdentityReady', machineReport(pod).identity);
+}
+
+/**
+ * Returns the condition with the host's report about the SSH keys of the VM. `Ready` does not depend on it, because a guest can let users log in
+ * otherwise. The result is undefined if the guest reads its keys from its seed.
+ */
+function keysReady({ pod }: ObservedVM): Draft | undefined {
+  return reportedState('KeysReady', machineReport(pod).keys);
 }
 
 function reportedState(type: string, state: MachineReport['display']): Draft | undefined {

@@ -13,15 +13,15 @@ import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
 import { pushTart, tartImage } from '../fixtures/tart.ts';
+import { listedCalls, unlistedCalls, usedCalls } from '../support/tartcalls.ts';
 import { pull, PullWorld, registriesFor } from '../worlds/pulls.ts';
-import { readGuest, TartHost, tartPlan, writeGuest } from '../worlds/tarthost.ts';
+import { makeSoftnetProgram, readGuest, TartHost, tartPlan, writeGuest } from '../worlds/tarthost.ts';
 
 const MIB = 1024 * 1024;
 const DISK_BYTES = 2 * MIB;
 /** Variables of a firmware, more than one chunk of an artifact, with zeros at their end as Apple's have them. */
 const VARIABLES = Buffer.concat([Buffer.from('first'), Buffer.alloc(17 * MIB), Buffer.from('last')]);
 const IDENTITY = { ecid: 'ZWNpZA==', hardwareModel: 'bW9kZWw=' };
-const DOCS = join(import.meta.dirname, '../../docs/develop/apple-hosts.md');
 const { signal } = new AbortController();
 const onProgress = (): void => undefined;
 
@@ -45,20 +45,6 @@ async function pulled(name: string): Promise<BaseImage> {
     architecture: 'arm64',
   });
   return { path: disk, digest: 'sha256:0', format: 'raw', virtualSizeBytes: DISK_BYTES };
-}
-
-/** Returns the commands and options that the page about the tests lists, each as `COMMAND OPTION`. */
-async function listed(): Promise<Set<string>> {
-  const page = await readFile(DOCS, 'utf8');
-  const [, table = ''] = /^## Commands that the driver uses\n(.*?)^## /ms.exec(page) ?? [];
-  const rows = table.split('\n').filter((line) => line.startsWith('| `'));
-  return new Set(
-    rows.flatMap((row) => {
-      const [, names = '', options = ''] = row.split('|');
-      const command = /`([\w-]+)/.exec(names)?.[1] ?? '';
-      return [command, ...[...options.matchAll(/`(--[\w-]+)/g)].map(([, option]) => `${command} ${option}`)];
-    }),
-  );
 }
 
 it('a disk with its machine is pushed as `tart push` does, with the same parts and annotations', async () => {
@@ -160,12 +146,33 @@ it('a macOS image is pulled, cloned, run, suspended, resumed under the next agen
     await readFile(join(dirname(host.disk('next')), 'config.json'), 'utf8'),
   ) as object;
   expect(config).toMatchObject({ os: 'darwin', ...IDENTITY });
-  const known = await listed();
-  expect(known.size).toBeGreaterThan(5);
-  const used = host.tart.calls.flatMap(([command = '', ...rest]) => [
-    command,
-    ...rest.filter((part) => part.startsWith('--')).map((option) => `${command} ${option}`),
-  ]);
-  expect([...new Set(used)].filter((call) => !known.has(call))).toEqual([]);
+  expect(unlistedCalls(host.tart.calls)).toEqual([]);
   expect(host.tart.faults).toEqual([]);
+});
+
+it('the driver uses each command and option of its page, and no other', async () => {
+  await using all = new TartHost();
+  makeSoftnetProgram(all.directory);
+  await all.driver.probe();
+  const display = { displayWidth: 1600, displayHeight: 900, displayDPI: 72 };
+  const plain = tartPlan('all', 'MacOS', { vnc: { enabled: true }, hardwareIdentity: 'Dynamic', ...display });
+  const filter = { mayReach: [], mayNotReach: ['169.254.0.0/16'] };
+  const plan = {
+    ...plain,
+    guest: { ...plain.guest, diskSizeBytes: 1_000_000_000 },
+    network: { ...plain.network, filter } as typeof plain.network,
+    seed: { disk: 'seed.iso' },
+  };
+  const folder = all.folder('all');
+  await all.driver.create(folder, plan, all.images.darwin);
+  await writeFile(join(folder.path, 'seed.iso'), '');
+  await all.driver.start(folder, plan);
+  await all.driver.address('all');
+  await all.driver.suspend(folder);
+  const path = join(all.directory, 'restore.ipsw');
+  await writeFile(path, 'PK');
+  const image = { type: 'ipsw', url: 'https://images.example/restore.ipsw', sha256: '0' } as const;
+  const ipsw = { path, digest: 'sha256:0', format: 'raw', virtualSizeBytes: 2 } as const;
+  await all.driver.create(all.folder('new'), tartPlan('new', 'MacOS', { image }), ipsw);
+  expect([...usedCalls(all.tart.calls)].toSorted()).toEqual([...listedCalls()].toSorted());
 });

@@ -3,12 +3,8 @@ import { appendFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { ProgramError } from '../../base/exec.ts';
 import type { ProcessIdentity } from '../../agent/processes/process.ts';
-import {
-  type Answer,
-  type RunningMachine,
-  type Signal,
-  TartStandIn,
-} from '../standins/tart/program/standin.ts';
+import type { Answer } from '../standins/tart/program/answers.ts';
+import { type RunningMachine, type Signal, TartStandIn } from '../standins/tart/program/standin.ts';
 
 interface Process {
   machine: RunningMachine;
@@ -26,6 +22,7 @@ export class SimulatedMac {
     this.tart = new TartStandIn(home, {
       isAlive: (pid) => this.processes.has(pid),
       send: (pid, signal) => this.send(pid, signal),
+      find: (name) => `/stand-in/${name}`,
     });
   }
 

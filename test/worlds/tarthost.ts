@@ -1,8 +1,8 @@
 /**
- * A host with the driver tart, and the stand-in for the program `tart` in place of the real one. Its machines sleep. No test of this project
- * runs the real program, because it needs an Apple computer.
+ * A host with the driver tart, and the stand-in for the program `tart` in place of the real one. Its machines sleep, or are guests in QEMU. No test
+ * of this project runs the real program, because it needs an Apple computer.
  */
-import { mkdirSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
@@ -11,15 +11,19 @@ import type { MachineFolder, VmLaunchPlan } from '../../agent/drivers/driver.ts'
 import { homeOf, TartDriver } from '../../agent/drivers/tart/driver.ts';
 import { bundleOf } from '../../agent/drivers/tart/files.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { run } from '../../hack/guest/run.ts';
+import { guestFile } from '../fixtures/images.ts';
 import { machineDocument } from '../fixtures/machines.ts';
 import { isAlive } from '../standins/tart/program/life.ts';
 import { TartStandIn } from '../standins/tart/program/standin.ts';
 
-export { readGuest, writeGuest } from '../standins/tart/program/standin.ts';
+export { readGuest, writeGuest } from '../standins/tart/program/disk.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const DISK_BYTES = 64 * 1024;
 const PROGRAM_MODE = 0o755;
+/** Time limit for a copy of the small guest's disk of 64 MiB. */
+const CONVERSION_MILLISECONDS = 60_000;
 const MACHINE = {
   version: 1,
   arch: 'arm64',
@@ -43,6 +47,17 @@ export function makeTartImage(folder: string, os: 'darwin' | 'linux'): BaseImage
   const config = { ...MACHINE, os, ...(os === 'darwin' && identity) };
   writeFileSync(join(folder, 'config.json'), JSON.stringify(config));
   return { path, digest: 'sha256:0', format: 'raw', virtualSizeBytes: DISK_BYTES };
+}
+
+/**
+ * Makes the folder of an image whose configuration says macOS, because only such guests can be suspended. Its disk is that of the small Linux
+ * guest of the tests, which the stand-in for `tart` can run in QEMU.
+ */
+export async function makeGuestImage(folder: string): Promise<BaseImage> {
+  const base = makeTartImage(folder, 'darwin');
+  const conversion = ['convert', '-O', 'raw', await guestFile('amd64'), base.path];
+  await run('qemu-img', conversion, { timeoutMilliseconds: CONVERSION_MILLISECONDS });
+  return { ...base, virtualSizeBytes: statSync(base.path).size };
 }
 
 /** Returns the plan of a machine with one processor. */
@@ -75,7 +90,23 @@ export function tartOf(dataDirectory: string): TartStandIn {
   return new TartStandIn(homeOf(dataDirectory), {
     isAlive,
     send: (pid, signal) => void process.kill(pid, signal),
+    find: () => undefined,
   });
+}
+
+/** Makes the stand-in for the program `softnet` in a folder. Each call appends its parameters to the file `softnet.calls`. Returns its path. */
+export function makeSoftnetProgram(folder: string): string {
+  const path = join(folder, 'softnet');
+  const script = [
+    '#!/bin/sh',
+    '# Stand-in for softnet. It filters nothing, and ends with its standard input.',
+    '[ "$1" = --help ] && echo "--allow <CIDRs or @host>" && exit',
+    `echo "$@" >>'${path}.calls'`,
+    'exec cat >/dev/null',
+    '',
+  ];
+  writeFileSync(path, script.join('\n'), { mode: PROGRAM_MODE });
+  return path;
 }
 
 export class TartHost implements AsyncDisposable {

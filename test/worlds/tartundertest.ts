@@ -123,7 +123,11 @@ export class TartUnderTest implements AsyncDisposable {
   }
 
   #start(parameters: readonly string[]): RunningTart {
-    const running = new RunningTart(this.#program, parameters, environment(this.home));
+    const running = new RunningTart(
+      this.#program,
+      parameters,
+      environment({ path: this.#program, home: this.home }),
+    );
     this.#running.push(running);
     return running;
   }

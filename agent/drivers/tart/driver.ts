@@ -15,6 +15,7 @@ import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import { tellRelay } from '../../network/portrelay.ts';
+import type { GuestFilter } from '../../network/softnet.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import {
   type Accelerator,
@@ -221,6 +222,13 @@ export class TartDriver implements DriverOfVMs {
     return address;
   }
 
+  /** Returns the filter for the packets of a guest that runs. Undefined if nothing is filtered, or if the state of the machine cannot be read. */
+  async filter(uid: string): Promise<GuestFilter | undefined> {
+    const { machine } = this.#of({ uid, path: join(this.#root, uid) });
+    const state = await machine.state.readIfPossible();
+    return state === UNREADABLE ? undefined : state?.filter;
+  }
+
   onChange(handler: (uid: string) => void): void {
     this.#handlers.push(handler);
   }
@@ -290,7 +298,11 @@ export class TartDriver implements DriverOfVMs {
 
   async askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer> {
     const { machine } = this.#of(folder);
-    return await machine.guest.ask(question, (await machine.state.read())?.os);
+    const answer = await machine.guest.ask(question, (await machine.state.read())?.os);
+    if (answer.kind === 'answers') {
+      await machine.giveKeys(question.signal);
+    }
+    return answer;
   }
 
   async execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult> {

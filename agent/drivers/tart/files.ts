@@ -35,6 +35,18 @@ const stateSchema = z.object({
   display: z.object({ width: z.number().int(), height: z.number().int(), dpi: z.number().int() }).optional(),
   /** Whether the hypervisor serves the screen since the last start. */
   screen: z.boolean().optional(),
+  /** Filter for the packets of the guest since the last start. Absent if nothing is filtered. */
+  filter: z
+    .object({ mayReach: z.array(z.string()).readonly(), mayNotReach: z.array(z.string()).readonly() })
+    .optional(),
+  /** SSH keys of a guest with macOS since its last boot. `user` has got them. `fault` tells why nobody has got them yet. */
+  keys: z
+    .object({
+      wanted: z.array(z.string()).readonly(),
+      user: z.string().optional(),
+      fault: z.string().optional(),
+    })
+    .optional(),
   /** State that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */
   intent: z.enum(['run', 'stop', 'suspend']),
   /** Identity of the machine's process. Absent while the process is being started, and while there is no process. */

@@ -20,6 +20,10 @@ const BYTES = 2;
 const FIXED_BYTES: Readonly<Record<number, number>> = { 1: 8, 5: 4 };
 /** Longest number in bytes. Seven bits of each byte count. */
 const VARINT_BYTES = 10;
+/** Bytes of a number that can change its lowest 32 bits. */
+const INT32_BYTES = 5;
+/** Largest number of fields in a message. Those of the guest agent have one. */
+const FIELDS = 16;
 
 /** Error for a peer that does not follow the protocol. */
 export class GrpcError extends Error {
@@ -59,39 +63,69 @@ function encodeNumber(value: number): Buffer {
 /** Returns the fields of a message that are numbers of 32 bits, texts or messages. @throws GrpcError when the message is broken. */
 export function decodeFields(message: Buffer): Map<number, number | Buffer> {
   const fields = new Map<number, number | Buffer>();
-  let at = 0;
-  const number = (): bigint => {
-    let value = 0n;
+  const reader = new FieldReader(message);
+  for (let count = 0; !reader.isAtEnd; count += 1) {
+    if (count === FIELDS) {
+      throw broken();
+    }
+    const [number, value] = reader.next();
+    if (value !== undefined) {
+      fields.set(number, value);
+    }
+  }
+  return fields;
+}
+
+function broken(): GrpcError {
+  return new GrpcError('A message of the guest agent is broken');
+}
+
+/** Reads the fields of a message one after the other. */
+class FieldReader {
+  readonly #message: Buffer;
+  #at = 0;
+
+  constructor(message: Buffer) {
+    this.#message = message;
+  }
+
+  get isAtEnd(): boolean {
+    return this.#at === this.#message.length;
+  }
+
+  /** Returns the number of the next field, and its value. The value is undefined if it has a type that is only skipped. */
+  next(): [number, number | Buffer | undefined] {
+    const key = this.#number();
+    const [number, type] = [key >>> 3, key & 7];
+    if (type === VARINT) {
+      return [number, this.#number()];
+    }
+    const length = type === BYTES ? this.#number() : (FIXED_BYTES[type] ?? -1);
+    const end = this.#at + length;
+    if (length < 0 || end > this.#message.length) {
+      throw broken();
+    }
+    const bytes = this.#message.subarray(this.#at, end);
+    this.#at = end;
+    return [number, type === BYTES ? bytes : undefined];
+  }
+
+  /** Reads the lowest 32 bits of a number, with their sign. */
+  #number(): number {
+    let value = 0;
     for (let index = 0; index < VARINT_BYTES; index += 1) {
-      const byte = message[at];
+      const byte = this.#message[this.#at];
       if (byte === undefined) {
         break;
       }
-      at += 1;
-      value |= BigInt(byte & 0x7f) << BigInt(7 * index);
+      this.#at += 1;
+      value |= index < INT32_BYTES ? (byte & 0x7f) << (7 * index) : 0;
       if (byte < 0x80) {
         return value;
       }
     }
-    throw new GrpcError('A message of the guest agent is broken');
-  };
-  while (at < message.length) {
-    const key = Number(number());
-    const type = key & 7;
-    if (type === VARINT) {
-      fields.set(key >>> 3, Number(BigInt.asIntN(32, number())));
-      continue;
-    }
-    const length = type === BYTES ? Number(number()) : (FIXED_BYTES[type] ?? Number.POSITIVE_INFINITY);
-    if (at + length > message.length) {
-      throw new GrpcError('A message of the guest agent is broken');
-    }
-    if (type === BYTES) {
-      fields.set(key >>> 3, message.subarray(at, at + length));
-    }
-    at += length;
+    throw broken();
   }
-  return fields;
 }
 
 /** A connection for calls, which ends with the signal. */

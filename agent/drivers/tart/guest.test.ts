@@ -73,6 +73,32 @@ it.each([
   expect(facts).toEqual({ addresses: [], ...(hostName !== undefined && { hostName }) });
 });
 
+it('reads an exit code of any length, and refuses a message with more fields than there are', async () => {
+  const code = (...bytes: number[]) => message(0x0a, bytes.length + 1, 0x08, ...bytes);
+  const minusOne = [...Buffer.alloc(9, 0xff), 0x01];
+  for (const [bytes, exitCode] of [
+    [[3], 3],
+    [[0xff, 0x01], 255],
+    [minusOne, 255],
+  ] as const) {
+    answer = (stream) => stream.end(code(...bytes));
+    expect(await guest.execute(COMMAND)).toMatchObject({ exitCode });
+  }
+  const padded = (count: number) => message(...times(count, Buffer.of(0x20, 0)), 0x0a, 0);
+  answer = (stream) => stream.end(padded(15));
+  expect(await guest.execute(COMMAND)).toMatchObject({ exitCode: 0 });
+  for (const broken of [
+    padded(16),
+    message(0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f),
+    message(0x0a, 2, 0),
+    message(0x0b),
+    message(...Buffer.alloc(11, 0xff)),
+  ]) {
+    answer = (stream) => stream.end(broken);
+    await expect(guest.execute(COMMAND)).rejects.toThrow('gave no valid answer');
+  }
+});
+
 it('reads messages that come byte by byte', async () => {
   const bytes = Buffer.concat([times(20, PIECE), message(), EXIT]);
   answer = async (stream) => {

@@ -3,7 +3,6 @@
  * program prints and its exit code only explain an end. Whether a machine runs is told by its process, and whether it is suspended by the file
  * with its memory.
  */
-import { join } from 'node:path';
 import { displayOf } from '../../../api/v1alpha1/machine.ts';
 import { MACOS_ACCELERATOR } from '../../../api/v1alpha1/names.ts';
 import { ProgramError } from '../../../base/exec.ts';
@@ -35,9 +34,11 @@ import {
   withLog,
 } from '../machineprocess.ts';
 import { UNREADABLE } from '../statefile.ts';
+import { runArguments } from './arguments.ts';
 import { bundleOf, forgetMemory, hasMemory, settingsOf, stateFile, type TartState } from './files.ts';
 import { TartGuest } from './guest.ts';
 import { identityState } from './identity.ts';
+import { giveKeys, KeyTries, keysState } from './keys.ts';
 import { environment, nameOf, saysRunning, signal, suspend, tart, type TartProgram } from './program.ts';
 import { SCREEN_SECRET, TartScreen } from './screen.ts';
 
@@ -104,6 +105,7 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
   readonly screen: TartScreen;
   readonly guest: TartGuest;
   readonly #context: TartContext;
+  #keyTries = new KeyTries();
 
   constructor(folder: MachineFolder, context: TartContext) {
     super(folder, stateFile(folder.path), context);
@@ -130,6 +132,11 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
   async start(plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
     await forgetMemory(this.bundle);
     await tart(this.#context.program, await settingsOf(this.folder.uid, plan, this.bundle));
+    const { sshAuthorizedKeys: wanted } = plan.guest.vm;
+    await this.state.change(({ os }) => ({
+      keys: os === 'darwin' && wanted.length > 0 ? { wanted } : undefined,
+    }));
+    this.#keyTries = new KeyTries();
     await this.#run(plan, signal);
   }
 
@@ -140,6 +147,22 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
    */
   async resume(plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
     await this.#run(plan, signal);
+  }
+
+  /**
+   * Gives the SSH keys of its VM to the guest by its guest agent, if it needs them and a try is due.
+   *
+   * @throws the signal's reason when the signal aborts.
+   */
+  async giveKeys(signal: AbortSignal): Promise<void> {
+    const { keys } = (await this.state.read()) ?? {};
+    if (keys === undefined || keys.user !== undefined || !this.#keyTries.begin()) {
+      return;
+    }
+    const given = await giveKeys(keys.wanted, async (command) => await this.guest.execute(command), signal);
+    // The guest may have booted meanwhile.
+    await this.state.change(({ keys: now, live }) => (live && now ? { keys: { ...keys, ...given } } : {}));
+    this.#context.changed(this.folder.uid);
   }
 
   async stop(options: StopOptions): Promise<void> {
@@ -196,6 +219,7 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
 
   protected override async inspectLive(identity: ProcessIdentity, state: TartState): Promise<RunningState> {
     const { display, os } = state;
+    const keys = keysState(state);
     this.adopt(identity);
     return {
       kind: 'running',
@@ -205,6 +229,7 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
       accelerator: MACOS_ACCELERATOR,
       identity: identityState(state),
       ...(display && { display: displayState(display) }),
+      ...(keys && { keys }),
       ...(os === 'linux' && { cannotSuspend: NO_SUSPENSION }),
     };
   }
@@ -299,6 +324,7 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
       end: undefined,
       display: displayOf(plan.guest.vm),
       screen: this.#context.screens && plan.guest.vm.vnc.enabled,
+      filter: plan.network.kind === 'user' ? plan.network.filter : undefined,
       logStart: logEnd(this.folder.path, 'serial'),
     });
     try {
@@ -323,7 +349,7 @@ export class TartMachine extends MachineProcess<TartState, ProcessWatch> {
           withLogWriter([program.path, ...parameters], 'serial', SCREEN_SECRET),
           plan.network.kind === 'user' ? plan.network : NO_PORTS,
         ),
-        environment: environment(program.home),
+        environment: environment(program),
         limits: { cpu, memoryBytes: memoryBytes + OVERHEAD_BYTES, processes: THREADS + cpu },
       },
       cgroups,
@@ -368,25 +394,6 @@ async function whyNotRunning(program: TartProgram, uid: string): Promise<string 
     }
     throw error;
   }
-}
-
-/**
- * Returns the arguments of the machine's process. Only guests with macOS can be suspended, and only if they were started so. Sound and
- * clipboard of the host are not for guests.
- */
-function runArguments(
-  { uid, path }: MachineFolder,
-  { seed, guest: { iso } }: Pick<VmLaunchPlan, 'seed' | 'guest'>,
-  state: Pick<TartState, 'os' | 'screen'> | undefined,
-): string[] {
-  const drives = [seed && join(path, seed.disk), iso?.path].filter((file) => file !== undefined);
-  const plain = ['run', nameOf(uid), '--no-graphics', '--no-audio', '--no-clipboard'];
-  return [
-    ...plain,
-    ...(state?.os === 'darwin' ? ['--suspendable'] : []),
-    ...(state?.screen === true ? ['--vnc-experimental'] : []),
-    ...drives.flatMap((file) => ['--disk', `${file}:ro`]),
-  ];
 }
 
 function displayState({ width, height, dpi }: NonNullable<TartState['display']>): DisplayState {

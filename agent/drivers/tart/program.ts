@@ -3,6 +3,7 @@
  * also the end of a machine whose hypervisor has failed. So callers look at what is there afterwards.
  */
 import { homedir } from 'node:os';
+import { dirname } from 'node:path';
 import * as z from 'zod';
 import { hasCode, undefinedIf, undefinedIfSync } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
@@ -33,12 +34,12 @@ export function nameOf(uid: string): string {
 }
 
 /**
- * Returns the environment of the program. The program finds the login keychain by HOME. Without `TART_NO_AUTO_PRUNE`, it removes images of
- * other users of the program when the disk is nearly full.
+ * Returns the environment of the program. The program finds the login keychain by HOME, and `softnet` in PATH: both programs are in the same
+ * folder. Without `TART_NO_AUTO_PRUNE`, it removes images of other users of the program when the disk is nearly full.
  */
-export function environment(home: string): NodeJS.ProcessEnv {
+export function environment({ path, home }: TartProgram): NodeJS.ProcessEnv {
   return {
-    PATH: '/usr/bin:/bin:/usr/sbin:/sbin',
+    PATH: `/usr/bin:/bin:/usr/sbin:/sbin:${dirname(path)}`,
     LC_ALL: 'C',
     HOME: homedir(),
     TART_HOME: home,
@@ -48,13 +49,13 @@ export function environment(home: string): NodeJS.ProcessEnv {
 
 /** Runs a command of the program, and returns what it prints. @throws ProgramError with the program's words when it fails. */
 export async function tart(
-  { path, home }: TartProgram,
+  program: TartProgram,
   parameters: readonly string[],
   { timeoutMilliseconds = CALL_MILLISECONDS, signal }: CallOptions = {},
 ): Promise<string> {
-  return await run(path, parameters, {
+  return await run(program.path, parameters, {
     name: 'tart',
-    environment: environment(home),
+    environment: environment(program),
     timeoutMilliseconds,
     signal,
     outputLimitBytes: OUTPUT.bytes,

@@ -26,7 +26,10 @@ import {
   type WantedStreams,
 } from './session.ts';
 
-/** Limit of one message in bytes. Clients send at most 32 KiB in one message. */
+/**
+ * Limit of one message in bytes. kubectl sends at most 32 KiB in one message, but the Python client sends a whole text or some hundred KiB of a
+ * forwarded connection. A connection holds one message beside what waits in its channels.
+ */
 const MESSAGE_BYTES = 1024 * 1024;
 /** Longest message that the agent sends, in bytes, without the number of the channel. */
 const SENT_BYTES = 64 * 1024;

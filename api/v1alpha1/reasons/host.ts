@@ -34,7 +34,7 @@ export const HOST_REASONS = {
     class: 'mendable',
     by: 'agent',
     says: 'The host could not repair its network and takes no new VMs',
-    todo: 'Remove the rule that the message names',
+    todo: 'Remove the rule, or replace the program, that the message names',
   },
   AgentVersionUnsupported: {
     seen: { Node: ['berth.dev/VersionSkew'] },

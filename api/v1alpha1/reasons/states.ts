@@ -280,6 +280,19 @@ export const STATES = {
     says: 'The guest has the MAC address of its VM, but not the serial number and the hardware UUID that the VM asks for',
     todo: 'Read the condition’s message. If a guest with Linux needs them, place its VM on a host with QEMU',
   },
+  KeysGiven: {
+    seen: { VM: ['KeysReady'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The guest agent has added the SSH keys of the VM to those of a user of the guest',
+  },
+  KeysNotGiven: {
+    seen: { VM: ['KeysReady'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The guest has not got the SSH keys of the VM, because its guest agent has not added them',
+    todo: 'Read the condition’s message. Install the guest agent in the image',
+  },
   NotConnected: {
     seen: { VM: ['GuestAgentConnected'] },
     class: 'state',

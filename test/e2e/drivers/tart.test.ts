@@ -1,24 +1,28 @@
 /** Machines of the driver tart, with the stand-in for that program. Nothing here ran with the real program. */
-import { spawn } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { type AddressInfo, connect, createServer } from 'node:net';
 import { dirname, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { inflateSync } from 'node:zlib';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
-import type { MachineFolder } from '../../../agent/drivers/driver.ts';
+import type { Machine } from '../../../api/v1alpha1/machine.ts';
+import type { MachineFolder, VmLaunchPlan } from '../../../agent/drivers/driver.ts';
 import { OUTPUT_LIMIT_BYTES } from '../../../agent/drivers/guest.ts';
 import { homeOf } from '../../../agent/drivers/tart/driver.ts';
 import { environment } from '../../../agent/drivers/tart/program.ts';
 import { findByArgument, type ProcessIdentity } from '../../../agent/processes/process.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { SCREEN } from '../../standins/tart/program/screen.ts';
+import { unlistedCalls } from '../../support/tartcalls.ts';
 import { Viewer } from '../../wires/rfb.ts';
-import { TartHost, tartPlan } from '../../worlds/tarthost.ts';
+import { makeSoftnetProgram, TartHost, tartPlan } from '../../worlds/tarthost.ts';
 
 const IMAGE = { type: 'ipsw', url: 'https://images.example/restore.ipsw', sha256: '0' } as const;
+/** Limit of a wait. The default, 1 s, is too short on a busy machine, on which a program starts slowly. */
+const WAIT = { timeout: 30_000 };
 /** ECID of the images of these tests. */
 const OF_IMAGE = 'ZWNpZA==';
 
@@ -28,7 +32,11 @@ beforeEach(() => {
   host = new TartHost();
 });
 
-afterEach(async () => await host[Symbol.asyncDispose]());
+afterEach(async () => {
+  const unlisted = unlistedCalls(host.tart.calls);
+  await host[Symbol.asyncDispose]();
+  expect(unlisted).toEqual([]);
+});
 
 function configOf(name: string): { ecid?: string; macAddress?: string; os?: string } {
   return JSON.parse(readFileSync(join(dirname(host.disk(name)), 'config.json'), 'utf8')) as object;
@@ -103,17 +111,22 @@ test('says why a machine has no screen: its VM wants none, or its host serves no
 const NEVER = new AbortController().signal;
 
 /** Starts a machine. `hasAgent` tells whether its guest has a guest agent. */
-async function started(name: string, os: 'MacOS' | 'Linux', hasAgent: boolean): Promise<MachineFolder> {
+async function started(
+  name: string,
+  os: 'MacOS' | 'Linux',
+  hasAgent: boolean,
+  change: Partial<Machine> = {},
+): Promise<MachineFolder> {
   const folder = host.folder(name);
   if (hasAgent) {
     host.tart.give('guest-agent');
   } else {
     host.tart.take('guest-agent');
   }
-  const plan = tartPlan(name, os);
+  const plan = tartPlan(name, os, change);
   await host.driver.create(folder, plan, os === 'MacOS' ? host.images.darwin : host.images.linux);
   await host.driver.start(folder, plan);
-  await expect.poll(() => existsSync(host.tart.controlSocket(`berth-${name}`))).toBe(hasAgent);
+  await expect.poll(() => existsSync(host.tart.controlSocket(`berth-${name}`)), WAIT).toBe(hasAgent);
   return folder;
 }
 
@@ -176,6 +189,58 @@ test('shuts a guest with macOS down by its guest agent, and tells a guest withou
   await expect(output(other, 'hostname')).rejects.toThrow('Install tart-guest-agent there');
 });
 
+const KEYS = ['ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA me@desk', 'ssh-rsa AAAAB3NzaC1yc2E you@desk'];
+
+async function keysOf(folder: MachineFolder): Promise<unknown> {
+  const state = await host.driver.inspect(folder);
+  return state.kind === 'running' ? state.keys : undefined;
+}
+
+test('gives the SSH keys of its VM to a guest with macOS by its guest agent, beside those that the guest has', async () => {
+  const folder = await started('mac1', 'MacOS', true, { sshAuthorizedKeys: KEYS });
+  expect(await keysOf(folder)).toMatchObject({
+    ready: false,
+    reason: 'KeysNotGiven',
+    message: expect.stringContaining('No guest agent has answered') as string,
+  });
+  const file = join(host.tart.guestHome('berth-mac1'), '.ssh', 'authorized_keys');
+  mkdirSync(dirname(file), { recursive: true });
+  writeFileSync(file, `ssh-ed25519 OF-THE-IMAGE\n${KEYS[1]}`);
+  const changed: string[] = [];
+  host.driver.onChange((uid) => changed.push(uid));
+  expect(await host.driver.askGuest(folder, { facts: false, signal: NEVER })).toMatchObject({
+    kind: 'answers',
+  });
+  expect(changed).toEqual(['mac1']);
+  expect(readFileSync(file, 'utf8')).toBe(`ssh-ed25519 OF-THE-IMAGE\n${KEYS[1]}\n${KEYS[0]}\n`);
+  expect([statSync(file).mode & 0o777, statSync(dirname(file)).mode & 0o777]).toEqual([0o600, 0o700]);
+  const message = 'The user admin accepts the SSH keys of the VM. Root does not';
+  expect(await keysOf(folder)).toEqual({ ready: true, reason: 'KeysGiven', message });
+  await host.restartAgent();
+  expect(await keysOf(folder)).toMatchObject({ reason: 'KeysGiven' });
+});
+
+test('says that a guest with macOS has not got its keys, and leaves those of a guest with Linux to its seed', async () => {
+  const silent = await started('mac1', 'MacOS', false, { sshAuthorizedKeys: KEYS });
+  await host.driver.askGuest(silent, { facts: false, signal: NEVER });
+  expect(await keysOf(silent)).toMatchObject({
+    reason: 'KeysNotGiven',
+    message: expect.stringContaining('Install tart-guest-agent in the image') as string,
+  });
+  const full = await started('mac2', 'MacOS', true, { sshAuthorizedKeys: KEYS });
+  mkdirSync(host.tart.guestHome('berth-mac2'), { recursive: true });
+  writeFileSync(join(host.tart.guestHome('berth-mac2'), '.ssh'), 'a file');
+  await host.driver.askGuest(full, { facts: false, signal: NEVER });
+  expect(await keysOf(full)).toMatchObject({
+    reason: 'KeysNotGiven',
+    message: expect.stringMatching(/The script that adds them ended with code [1-9]/) as string,
+  });
+  const linux = await started('linux1', 'Linux', true, { sshAuthorizedKeys: KEYS });
+  await host.driver.askGuest(linux, { facts: false, signal: NEVER });
+  expect(await keysOf(linux)).toBeUndefined();
+  expect(existsSync(host.tart.guestHome('berth-linux1'))).toBe(false);
+});
+
 test('passes connections on from its reserved ports, also while the agent restarts, and closes them with the machine', async () => {
   const guest = createServer((socket) => socket.on('error', () => undefined).pipe(socket));
   guest.listen(0, '127.0.0.1');
@@ -212,6 +277,49 @@ test('passes connections on from its reserved ports, also while the agent restar
     message: expect.stringContaining(`port ${guestPort}: Address already in use`) as string,
   });
   guest.close();
+});
+
+/** Returns the plan of a machine whose packets are filtered. */
+function filteredPlan(name: string): VmLaunchPlan {
+  const plain = tartPlan(name, 'Linux');
+  const filter = { mayReach: ['10.1.0.0/16'], mayNotReach: ['169.254.0.0/16'] };
+  return { ...plain, network: { ...plain.network, filter } as VmLaunchPlan['network'] };
+}
+
+test('a guest whose packets are filtered has the program softnet beside it, which the program tart finds, starts and ends', async () => {
+  const softnet = makeSoftnetProgram(host.directory);
+  const [folder, plan] = [host.folder('linux1'), filteredPlan('linux1')];
+  await host.driver.create(folder, plan, host.images.linux);
+  await host.driver.start(folder, plan);
+  const wanted =
+    '--vm-fd 0 --vm-mac-address 52:54:00:12:34:56 --allow @host,10.1.0.0/16 --block 169.254.0.0/16';
+  await expect.poll(() => existsSync(`${softnet}.calls`), WAIT).toBe(true);
+  expect(readFileSync(`${softnet}.calls`, 'utf8')).toBe(`${wanted}\n`);
+  await host.restartAgent();
+  expect(await host.driver.filter('linux1')).toMatchObject({ mayReach: ['10.1.0.0/16'] });
+  await host.driver.stop(folder, { graceMilliseconds: 60_000 });
+  expect(await host.driver.inspect(folder)).toEqual({ kind: 'stopped' });
+});
+
+test('a guest does not run without the program that is to filter its packets, and ends with it', async () => {
+  const [folder, plan] = [host.folder('linux1'), filteredPlan('linux1')];
+  await host.driver.create(folder, plan, host.images.linux);
+  await expect(host.driver.start(folder, plan)).rejects.toMatchObject({
+    reason: 'StartFailed',
+    message: expect.stringContaining('softnet not found in PATH') as string,
+  });
+  const softnet = makeSoftnetProgram(host.directory);
+  writeFileSync(softnet, '#!/bin/sh\nread -r _ <"$0.end"\nexit 1\n');
+  spawnSync('mkfifo', [`${softnet}.end`]);
+  await host.driver.start(folder, plan);
+  writeFileSync(`${softnet}.end`, 'now\n');
+  await expect
+    .poll(async () => await host.driver.inspect(folder), WAIT)
+    .toMatchObject({
+      kind: 'exited',
+      reason: 'Crashed',
+      message: expect.stringContaining('Softnet process terminated prematurely') as string,
+    });
 });
 
 /** Returns an IPSW of this content, as the store of the agent has it. */
@@ -280,7 +388,7 @@ test.each(['nobody wants it any more', 'its agent stops'])(
     const unwanted = new AbortController();
     const reset = host.driver.revert(folder, plan, base, undefined, unwanted.signal);
     reset.catch(() => undefined);
-    await expect.poll(installation).toBeDefined();
+    await expect.poll(installation, WAIT).toBeDefined();
     if (why === 'its agent stops') {
       await host.restartAgent();
       await expect(reset).rejects.toMatchObject({ reason: 'Interrupted' });
@@ -300,9 +408,11 @@ test('a deletion ends the installation of a reset that has outlived its agent', 
   await host.driver.create(folder, tartPlan('mac1', 'MacOS', { image: IMAGE }), base);
   host.tart.give('install-lasts');
   const parameters = ['create', 'berth-mac1', '--from-ipsw', base.path, '--disk-size', '1'];
-  const orphan = spawn(host.program, parameters, { env: environment(homeOf(host.directory)) });
+  const orphan = spawn(host.program, parameters, {
+    env: environment({ path: host.program, home: homeOf(host.directory) }),
+  });
   const ended = once(orphan, 'exit');
-  await expect.poll(installation).toBeDefined();
+  await expect.poll(installation, WAIT).toBeDefined();
   await host.driver.delete(folder);
   expect(await ended).toEqual([null, 'SIGKILL']);
   expect(existsSync(dirname(host.disk('mac1')))).toBe(false);

@@ -3,7 +3,9 @@
  * knows a few commands. The messages are made here by hand, so that the agent is not tested with its own code.
  */
 import { createServer, type ServerHttp2Stream } from 'node:http2';
-import { rmSync } from 'node:fs';
+import { spawnSync } from 'node:child_process';
+import { mkdirSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 
 /** Stands for the first field of an empty message. */
 const NOTHING = [0, Buffer.alloc(0)] as const;
@@ -17,10 +19,10 @@ interface Result {
 /** What the guest does with a command: its name with the parameters, and its input. The result is undefined for a command that the guest does not have. */
 type Commands = (parameters: readonly string[], input: Buffer) => Result | undefined | 'never';
 
-/** Serves the guest agent on the socket. `shutDown` is called when the guest powers off. */
-export async function serveGuestAgent(socket: string, shutDown: () => void): Promise<void> {
+/** Serves the guest agent on the socket. `home` is the home folder of its user. `shutDown` is called when the guest powers off. */
+export async function serveGuestAgent(socket: string, home: string, shutDown: () => void): Promise<void> {
   rmSync(socket, { force: true });
-  const commands = guest(shutDown);
+  const commands = guest(home, shutDown);
   const server = createServer();
   server.on('session', (session) => session.unref());
   server.on('stream', (stream, headers) => {
@@ -35,7 +37,19 @@ export async function serveGuestAgent(socket: string, shutDown: () => void): Pro
   server.unref();
 }
 
-function guest(shutDown: () => void): Commands {
+/** Runs a script in a real shell, in which the name of the user is `admin`. */
+function runShell(home: string, parameters: readonly string[], input: Buffer): Result {
+  const programs = join(home, 'bin');
+  mkdirSync(programs, { recursive: true });
+  writeFileSync(join(programs, 'id'), '#!/bin/sh\n[ "$1" = -un ] && echo admin || echo 501\n', {
+    mode: 0o755,
+  });
+  const environment = { PATH: `${programs}:/usr/bin:/bin`, HOME: home };
+  const { status, stdout, stderr } = spawnSync('sh', parameters, { input, env: environment });
+  return { code: status ?? -1, out: stdout, err: String(stderr) };
+}
+
+function guest(home: string, shutDown: () => void): Commands {
   const texts: Readonly<Record<string, Result>> = {
     hostname: { code: 0, out: 'macs-virtual-machine.local\n' },
     sw_vers: { code: 0, out: 'ProductName:\t\tmacOS\nProductVersion:\t\t15.1\nBuildVersion:\t\t24B83\n' },
@@ -52,6 +66,9 @@ function guest(shutDown: () => void): Commands {
     }
     if (line === 'sleep') {
       return 'never';
+    }
+    if (parameters[0] === 'sh') {
+      return runShell(home, parameters.slice(1), input);
     }
     return line === 'cat' ? { code: 0, out: input } : texts[line];
   };

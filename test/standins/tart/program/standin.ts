@@ -1,38 +1,33 @@
 /**
- * Stand-in for the program `tart`, without a hypervisor: its machines sleep. It follows the table of flags, codes and words in
- * docs/develop/apple-hosts.md, which is from the source of the real program. Its state is in the same files. Whoever uses it brings the processes.
+ * Stand-in for the program `tart`, without a hypervisor: its machines sleep, or are guests in QEMU. It follows the table of flags, codes and words
+ * in docs/develop/apple-hosts.md, which is from the source of the real program. Its state is in the same files. Whoever uses it brings the processes.
  */
 import { randomUUID } from 'node:crypto';
 import {
   appendFileSync,
-  closeSync,
   copyFileSync,
   existsSync,
   mkdirSync,
-  openSync,
   readdirSync,
   readFileSync,
-  readSync,
   rmSync,
   statSync,
   truncateSync,
   writeFileSync,
-  writeSync,
 } from 'node:fs';
 import { join } from 'node:path';
+import { type Answer, FAILED, NOT_SUSPENDED, SHUT_DOWN, STOPPED, SUSPENDED } from './answers.ts';
 import { CODES, parse, Refused, type Values } from './arguments.ts';
-
-/** What a call prints, and its exit code. */
-export interface Answer {
-  code: number;
-  stdout: string;
-  stderr: string;
-}
+import { type Guest, readGuest, writeGuest } from './disk.ts';
+import { type GuestMachine, loopbackAddress } from './qemuguest.ts';
+import { softnetCommand } from './softnet.ts';
 
 /** The processes of this computer. */
 export interface Processes {
   isAlive: (pid: number) => boolean;
   send: (pid: number, signal: Signal) => void;
+  /** Finds a program in PATH. */
+  find: (name: string) => string | undefined;
 }
 
 export type Signal = 'SIGINT' | 'SIGUSR1' | 'SIGUSR2';
@@ -52,15 +47,14 @@ export type Cue =
   /** The guests of the next machines have a guest agent. */
   | 'guest-agent'
   /** An installation of macOS goes on after it has made its files. */
-  | 'install-lasts';
+  | 'install-lasts'
+  /** The machines are real guests in QEMU, and do not sleep. */
+  | 'qemu';
 
 /** Largest number of guests with macOS that the hypervisor runs. */
 const MACOS_GUESTS = 2;
 const MEBIBYTE = 1024 ** 2;
 const GIGABYTE = 1000 ** 3;
-
-/** Space on the disk for what the guest has there. */
-const GUEST_BYTES = 4096;
 
 interface Config {
   os: 'darwin' | 'linux';
@@ -73,32 +67,6 @@ interface Config {
   display: { width: number; height: number };
 }
 
-/** What the sleeping guest has on its disk: the number of its boots, the id of the last one, and a note of the test. */
-export interface Guest {
-  boots: number;
-  boot_id: string;
-  marker: string;
-}
-
-/** Reads what the guest has on its disk. An empty disk has never booted. */
-export function readGuest(disk: string): Guest {
-  const bytes = Buffer.alloc(GUEST_BYTES);
-  const file = openSync(disk, 'r');
-  readSync(file, bytes, 0, bytes.length, 0);
-  closeSync(file);
-  const text = bytes.toString('utf8').replaceAll('\0', '');
-  return text === '' ? { boots: 0, boot_id: '', marker: '' } : (JSON.parse(text) as Guest);
-}
-
-/** Writes to the disk of a guest, whose size stays. */
-export function writeGuest(disk: string, guest: Guest): void {
-  const bytes = Buffer.alloc(GUEST_BYTES);
-  bytes.write(JSON.stringify(guest));
-  const file = openSync(disk, 'r+');
-  writeSync(file, bytes, 0, bytes.length, 0);
-  closeSync(file);
-}
-
 /** A machine that runs: what its process does when it gets a signal. */
 export interface RunningMachine {
   name: string;
@@ -109,6 +77,12 @@ export interface RunningMachine {
   onSignal: (signal: Signal) => Answer | undefined;
   /** How the process ends by itself, soon after its start. Undefined if it does not. */
   end: Answer | undefined;
+  /** Whether the guest can be suspended. */
+  isSuspendable: boolean;
+  /** The machine as QEMU runs it. Undefined if the machine sleeps. */
+  guest: GuestMachine | undefined;
+  /** The program that filters the packets of the guest, with its parameters. Undefined if nothing is filtered. */
+  softnet: readonly [string, ...string[]] | undefined;
 }
 
 export class TartStandIn {
@@ -178,9 +152,19 @@ export class TartStandIn {
     return existsSync(join(this.home, 'cues', cue));
   }
 
+  /** Path of the file with the memory of a suspended machine. */
+  memory(name: string): string {
+    return this.#path(name, 'state.vzvmsave');
+  }
+
   /** Path of the socket at which the process of a machine leads to its guest agent. */
   controlSocket(name: string): string {
     return this.#path(name, 'control.sock');
+  }
+
+  /** Home folder of the user in the guest of a machine. */
+  guestHome(name: string): string {
+    return join(this.home, 'guests', name);
   }
 
   /** Command lines of all calls so far. */
@@ -263,7 +247,7 @@ export class TartStandIn {
     if (this.#isRunning(name)) {
       return 'running';
     }
-    return existsSync(this.#path(name, 'state.vzvmsave')) ? 'suspended' : 'stopped';
+    return existsSync(this.memory(name)) ? 'suspended' : 'stopped';
   }
 
   #describe(name: string): object {
@@ -349,7 +333,7 @@ export class TartStandIn {
     if (this.has('no-address')) {
       throw new Refused(CODES.other, `no IP address found for VM "${name}"`);
     }
-    return '127.0.0.1\n';
+    return `${this.has('qemu') ? loopbackAddress(name) : '127.0.0.1'}\n`;
   }
 
   #set(name: string, values: Values): string {
@@ -387,7 +371,7 @@ export class TartStandIn {
   #stop(name: string): string {
     this.#require(name);
     if (this.#stateOf(name) === 'suspended') {
-      rmSync(this.#path(name, 'state.vzvmsave'));
+      rmSync(this.memory(name));
       return '';
     }
     this.#processes.send(this.#requireRunning(name), 'SIGINT');
@@ -413,36 +397,42 @@ export class TartStandIn {
     const { values, names } = parse('run', parameters);
     const [name = ''] = names;
     this.#requireOff(name, CODES.wrongState);
-    const { os } = this.#config(name);
-    for (const disk of (values['disk'] ?? []) as string[]) {
-      if (!existsSync(disk.replace(/:ro$/, ''))) {
-        throw new Refused(CODES.other, `the disk ${disk} does not exist`);
-      }
+    const { os, ...config } = this.#config(name);
+    const drives = ((values['disk'] ?? []) as string[]).map((disk) => disk.replace(/:ro$/, ''));
+    const absent = drives.find((drive) => !existsSync(drive));
+    if (absent !== undefined) {
+      throw new Refused(CODES.other, `the disk ${absent} does not exist`);
     }
+    const softnet = softnetCommand(values, config.macAddress, this.#processes.find);
     if (os === 'darwin') {
       this.#requireMacOSPlace(name);
     }
     writeFileSync(this.#path(name, 'lock'), String(pid));
-    const isResumed = this.#boot(name);
+    const isSuspendable = values['suspendable'] === true;
+    const memory = this.memory(name);
+    const isResumed = this.has('qemu') ? existsSync(memory) : this.#boot(name);
+    const guest = {
+      ...config,
+      disk: this.#path(name, 'disk.img'),
+      drives,
+      address: loopbackAddress(name),
+      memory: isResumed ? memory : undefined,
+    };
     return {
       name,
       os,
+      isSuspendable,
+      guest: this.has('qemu') ? guest : undefined,
       greeting: isResumed ? 'restoring VM state from a snapshot...\nresuming VM...\n' : 'running\n',
-      onSignal: (signal) =>
-        this.#signalled(signal, { name, os, isSuspendable: values['suspendable'] === true }),
-      end: this.has('fails')
-        ? {
-            code: CODES.done,
-            stdout: 'guest has stopped the virtual machine due to error: stand-in\n',
-            stderr: '',
-          }
-        : undefined,
+      onSignal: (signal) => this.#signalled(signal, { name, os, isSuspendable }),
+      end: this.has('fails') ? FAILED : undefined,
+      softnet,
     };
   }
 
   /** Boots the guest, or continues it from its memory. Returns whether it continues. */
   #boot(name: string): boolean {
-    const [disk, memory] = [this.#path(name, 'disk.img'), this.#path(name, 'state.vzvmsave')];
+    const [disk, memory] = [this.#path(name, 'disk.img'), this.memory(name)];
     const guest = readGuest(disk);
     if (!existsSync(memory)) {
       writeGuest(disk, { ...guest, boots: guest.boots + 1, boot_id: randomUUID() });
@@ -460,20 +450,19 @@ export class TartStandIn {
     signal: Signal,
     { name, os, isSuspendable }: { name: string; os: Config['os']; isSuspendable: boolean },
   ): Answer | undefined {
-    const done = (stdout: string): Answer => ({ code: CODES.done, stdout, stderr: '' });
     if (signal === 'SIGINT') {
-      return done('stopping VM...\n');
+      return STOPPED;
     }
     if (signal === 'SIGUSR2') {
       const obeys = os === 'linux' || this.has('macos-shuts-down');
-      return obeys ? done('guest has stopped the virtual machine\n') : undefined;
+      return obeys ? SHUT_DOWN : undefined;
     }
     if (!isSuspendable || this.has('suspend-fails')) {
-      return { code: CODES.other, stdout: '', stderr: 'the virtual machine cannot be saved\n' };
+      return NOT_SUSPENDED;
     }
     const memory = JSON.stringify(readGuest(this.#path(name, 'disk.img')));
-    writeFileSync(this.#path(name, 'state.vzvmsave'), memory);
-    return done('pausing VM to take a snapshot...\n');
+    writeFileSync(this.memory(name), memory);
+    return SUSPENDED;
   }
 }
 
