@@ -8,12 +8,21 @@ export class Serial {
 
   /**
    * Begins `work` when the work of all earlier calls has ended or failed. The promise resolves with the result of `work`, or rejects with
-   * its error.
+   * its error. If the signal aborts before `work` begins, the promise rejects at once with the signal's reason, and `work` never runs. Later,
+   * the signal has no effect.
    */
-  async run<T>(work: () => Promise<T>): Promise<T> {
-    const result = this.#last.then(work);
+  async run<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
+    signal?.throwIfAborted();
+    const waiting = Promise.withResolvers<never>();
+    const giveUp = () => waiting.reject(signal?.reason);
+    signal?.addEventListener('abort', giveUp, { once: true });
+    const result = this.#last.then(async () => {
+      signal?.throwIfAborted();
+      signal?.removeEventListener('abort', giveUp);
+      return await work();
+    });
     this.#last = result.catch(() => undefined);
-    return await result;
+    return await Promise.race([result, waiting.promise]);
   }
 }
 

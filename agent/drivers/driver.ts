@@ -422,12 +422,13 @@ export interface DriverOfVMs extends Driver {
   keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>, signal?: AbortSignal): Promise<void>;
   /**
    * Merges layers under the disk that removed and failed snapshots have left, so that they do not add up. Copies their content, which can take
-   * minutes, also while the guest runs. Other calls can overlap as with {@link copyDisk}. A failure is only logged, because snapshots and
-   * the disk stay whole. The next call tries again what is left.
+   * minutes, also while the guest runs. Other calls can overlap as with {@link copyDisk}. Snapshots and the disk stay whole after an error,
+   * and the next call merges what is left. Returns false if layers are left that can only be merged while the machine has no process.
    *
-   * @throws the signal's reason when it aborted.
+   * @throws ReasonedError `DiskFull` when there is no room for a merge, `Interrupted` when the machine was stopped, paused or suspended
+   * meanwhile; the signal's reason when it aborted.
    */
-  mergeLayers(folder: MachineFolder, signal: AbortSignal): Promise<void>;
+  mergeLayers(folder: MachineFolder, signal: AbortSignal): Promise<boolean>;
   /**
    * Returns an upper limit for the number of bytes that {@link copyDisk} would write if it were called now. With `snapshot`, the limit is
    * for the disk of the snapshot with this uid.

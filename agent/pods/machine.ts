@@ -85,6 +85,18 @@ export interface SnapshotRecord {
   failure?: { reason: Reason; message: string };
 }
 
+/** A merge of the layers that removed and failed snapshots have left. */
+export interface MergeDue {
+  /** Number of attempts that were begun and not completed. The merges that a step of the machine has ended do not count. */
+  attempts: number;
+  /** Time of the next attempt, in milliseconds since the epoch. */
+  notBefore: number;
+  /** Whether the rest can only be merged while the machine has no process. */
+  untilOff?: true;
+  /** Why the last attempt has failed. */
+  failure?: string;
+}
+
 export interface MachineRecord {
   /** Uid of the machine: the uid of the Pod for which it was created. */
   uid: string;
@@ -146,6 +158,8 @@ export interface MachineRecord {
   revertedAt: string | undefined;
   /** Snapshots of the disk, in the order in which they were requested. Undefined until the first one. */
   snapshots?: readonly SnapshotRecord[];
+  /** The merge of layers that is left to do. Undefined if there is none. */
+  mergeDue?: MergeDue | undefined;
   failure: MachineFailure | undefined;
 }
 
@@ -253,8 +267,6 @@ export interface MachineOperation extends Pick<WantedMachine, 'pod' | 'desired' 
   readonly discard: AbortController;
   /** Regular end of the guest's grace period, in milliseconds since the epoch. Undefined for operations that do not stop a guest. */
   deadline: number | undefined;
-  /** Whether the snapshots are done, and only a merge of layers is under way. It can take minutes, and a later merge does what is left. */
-  isMerging?: boolean;
   /** Called by the step after its phase or progress has changed. */
   readonly changed: () => void;
 }
@@ -264,6 +276,8 @@ export interface Runtime {
   readonly record: MachineRecord;
   readonly folder: MachineFolder;
   operation: MachineOperation | undefined;
+  /** Ends the merge of layers that is under way. It can take minutes, and the machine is inspected meanwhile. Undefined if there is none. */
+  merge: AbortController | undefined;
   /** State at the last inspection. `unreadable`: the machine's state file cannot be read; `message` names the file and the fault. */
   state: MachineState | { kind: 'unreadable'; message: string };
   /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */
@@ -298,6 +312,7 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
     record,
     folder: { path: join(machinesDirectory, record.uid), uid: record.uid },
     operation: undefined,
+    merge: undefined,
     state: { kind: 'absent' },
     unseen: record.running,
     failed: undefined,

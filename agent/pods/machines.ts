@@ -22,6 +22,7 @@ import {
   suspendedBytes,
   type WantedMachine,
 } from './machine.ts';
+import { beginMerge, endMerge } from './merges.ts';
 import { isObsolete, plan, type Situation } from './plan.ts';
 import { STEPS } from './steps.ts';
 
@@ -147,6 +148,7 @@ export class Machines {
         return undefined;
       case 'reached':
         runtime.trouble = undefined;
+        beginMerge(this.#host, runtime, wanted, () => this.#changed(record.key));
         return { step, again: activeDeadline };
       case 'wait':
         return { step, again: soonest(step.until, activeDeadline) };
@@ -215,6 +217,7 @@ export class Machines {
       operation.discard.abort();
     }
     runtime.operation = operation;
+    endMerge(runtime);
     void STEPS[step.kind](this.#host, runtime, operation)
       .then(
         () => {

@@ -68,11 +68,11 @@ const REACHED: MachineStep = { kind: 'reached' };
  */
 const WAITING: ReadonlySet<OperationKind> = new Set(['start', 'unpause', 'resume', 'revert']);
 const OFF: ReadonlySet<MachineStep['kind']> = new Set(['stop', 'release', 'remove']);
-/** Steps that need not begin before layers are merged. All others end the merge. */
-const BESIDE_MERGE: ReadonlySet<MachineStep['kind']> = new Set(['reached', 'wait', 'note']);
 /** Steps that need not begin before a snapshot is taken or removed. All others end this, and it is done later. */
 const BESIDE_SNAPSHOT: ReadonlySet<MachineStep['kind']> = new Set([
-  ...BESIDE_MERGE,
+  'reached',
+  'wait',
+  'note',
   'snapshot',
   'dropSnapshots',
 ]);
@@ -97,7 +97,7 @@ export function plan(situation: Situation, now: number): MachineStep {
 
 /** Returns whether an operation that is under way must be cancelled. `step` is the step that is planned meanwhile. */
 export function isObsolete(
-  { kind, isMerging }: Pick<MachineOperation, 'kind' | 'isMerging'>,
+  { kind }: Pick<MachineOperation, 'kind'>,
   step: MachineStep,
   { desired }: Pick<WantedMachine, 'desired'>,
 ): boolean {
@@ -106,9 +106,6 @@ export function isObsolete(
   }
   // A machine that has not started yet needs no stop, so the planner plans none.
   const startsInVain = kind === 'start' && desired !== undefined && wantsOff(desired);
-  if (isMerging === true) {
-    return !BESIDE_MERGE.has(step.kind);
-  }
   // Snapshots wait for copies of the disk, which can take long.
   if (kind === 'snapshot' || kind === 'dropSnapshots') {
     return !BESIDE_SNAPSHOT.has(step.kind);

@@ -25,6 +25,7 @@ import {
   type Runtime,
   suspendedBytes,
 } from './machine.ts';
+import { MERGE_AT_ONCE } from './merges.ts';
 import { isObsolete, plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
 import { SnapshotShares } from './snapshotshares.ts';
@@ -98,19 +99,6 @@ describe('the plan of a machine', () => {
     expect(ends('dropSnapshots', { kind: 'dropSnapshots' })).toBe(false);
   });
 
-  it.each(['snapshot', 'dropSnapshots'] as const)(
-    'lets no snapshot wait for a merge of layers that is left of a step: %s',
-    (kind) => {
-      const ends = (step: MachineStep): boolean =>
-        isObsolete({ kind, isMerging: true }, step, { desired: DESIRED });
-      expect(ends({ kind: 'snapshot' })).toBe(true);
-      expect(ends({ kind: 'dropSnapshots' })).toBe(true);
-      expect(ends({ kind: 'stop', graceMilliseconds: 0 })).toBe(true);
-      expect(ends({ kind: 'reached' })).toBe(false);
-      expect(ends({ kind: 'wait', until: undefined })).toBe(false);
-    },
-  );
-
   it('ends a machine for a revert only if the host has the snapshot', () => {
     const revert = { revertRequestedAt: '1', revertTo: 'a', snapshots: [A] };
     expect(stepFor(revert, { snapshots: [{ uid: 'a', taken: TAKEN }] })).toBe('stop');
@@ -132,10 +120,6 @@ describe('a step of snapshots', () => {
   let needs: Need[];
   /** Machines whose snapshots were measured. */
   let measured: string[];
-  /** Number of merges of layers. */
-  let merges: number;
-  /** The last step that was begun. */
-  let operation: MachineOperation;
   let keptBytes: number;
   let freeBytes: number;
 
@@ -143,7 +127,7 @@ describe('a step of snapshots', () => {
     const directory = mkdtempSync(join(tmpdir(), 'berth-snapshots-'));
     onTestFinished(() => rmSync(directory, { recursive: true }));
     [asked, error, refusal, needs, measured] = [[], undefined, undefined, [], []];
-    [found, keptBytes, freeBytes, merges] = [new Map(), 0, 2 ** 40, 0];
+    [found, keptBytes, freeBytes] = [new Map(), 0, 2 ** 40];
     const driver = {
       takeSnapshot: async (
         _folder: unknown,
@@ -167,12 +151,7 @@ describe('a step of snapshots', () => {
         measured.push(uid);
         return keptBytes;
       },
-      mergeLayers: async () => {
-        expect(operation.isMerging).toBe(true);
-        merges += 1;
-      },
       keepSnapshots: async (_folder: unknown, uids: Set<string>) => {
-        expect(operation.isMerging).toBeUndefined();
         asked.push(`keep ${[...uids].join()}`);
       },
       revert: async (...parameters: unknown[]) => {
@@ -201,19 +180,19 @@ describe('a step of snapshots', () => {
     desired: Partial<Desired>,
     abort = new AbortController(),
   ): Promise<void> {
-    const begun = { desired: { ...DESIRED, ...desired }, abort, changed: () => undefined };
-    operation = begun as unknown as MachineOperation;
-    await STEPS[kind](host, runtime, operation);
+    const operation = { desired: { ...DESIRED, ...desired }, abort };
+    await STEPS[kind](host, runtime, operation as unknown as MachineOperation);
   }
 
   it('keeps what the host took, and forgets what the VM has no longer', async () => {
     await run('snapshot', { snapshots: [A, B] });
     await run('snapshot', { snapshots: [A, B] });
     expect(runtime.record.snapshots).toEqual([A, B].map(({ uid }) => ({ uid, taken: TAKEN })));
+    expect(runtime.record.mergeDue).toBeUndefined();
     await run('dropSnapshots', { snapshots: [B] });
     expect(runtime.record.snapshots).toEqual([{ uid: 'b', taken: TAKEN }]);
     expect(asked).toEqual(['a', 'b', 'keep b']);
-    expect(merges).toBe(1);
+    expect(runtime.record.mergeDue).toEqual(MERGE_AT_ONCE);
   });
 
   it('fails a few times before the failure is final, and at once for a reason that stays', async () => {
@@ -223,12 +202,10 @@ describe('a step of snapshots', () => {
       await expect(run('snapshot', { snapshots: [A, B] })).rejects.toThrow('busy');
       expect(runtime.record.snapshots).toBeUndefined();
     }
-    expect(merges).toBe(0);
+    expect(runtime.record.mergeDue).toBeUndefined();
     runtime.failed = { kind: 'snapshot', attempts: 3, notBefore: 0 };
     await run('snapshot', { snapshots: [A, B] });
-    expect(merges).toBe(1);
-    // Otherwise a step that ends the merge would leave the next snapshot a single attempt.
-    expect(runtime.failed).toBeUndefined();
+    expect(runtime.record.mergeDue).toEqual(MERGE_AT_ONCE);
     error = new ReasonedError('NoDisk', 'The machine has no disk');
     await run('snapshot', { snapshots: [A, B] });
     expect(runtime.record.snapshots).toEqual([

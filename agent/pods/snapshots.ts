@@ -16,6 +16,7 @@ import {
   type Runtime,
   suspendedBytes,
 } from './machine.ts';
+import { MERGE_AT_ONCE } from './merges.ts';
 import { nextSnapshot, surplusSnapshots } from './plan.ts';
 import type { RecordStore } from './records.ts';
 
@@ -54,12 +55,12 @@ export async function takeSnapshot(
       throw error;
     }
     const message = messageWithoutPaths(error);
-    host.records.update(record, { snapshots: [...known, { uid, failure: { reason, message } }] });
-    warn(host, record, reason, 'Snapshot', `The snapshot ${name} was not taken: ${message}`);
-    // The next snapshot has attempts of its own, also if it ends the merge.
-    runtime.failed = undefined;
     // A snapshot that fails late leaves a layer.
-    await mergeLayers(host, runtime, operation);
+    host.records.update(record, {
+      snapshots: [...known, { uid, failure: { reason, message } }],
+      mergeDue: MERGE_AT_ONCE,
+    });
+    warn(host, record, reason, 'Snapshot', `The snapshot ${name} was not taken: ${message}`);
   }
 }
 
@@ -168,19 +169,7 @@ export async function dropSnapshots(
   // A snapshot that has failed can have left files, too.
   const uids = new Set(takenUids({ ...record, snapshots }));
   await driverOfVM(host, record).keepSnapshots(folder, uids, operation.abort.signal);
-  host.records.update(record, { snapshots });
-  await mergeLayers(host, runtime, operation);
-}
-
-/** Merges layers that need not be apart. Each step that is planned meanwhile ends this, also that of another snapshot. */
-async function mergeLayers(
-  host: PodHost,
-  { record, folder }: Runtime,
-  operation: MachineOperation,
-): Promise<void> {
-  operation.isMerging = true;
-  operation.changed();
-  await driverOfVM(host, record).mergeLayers(folder, operation.abort.signal);
+  host.records.update(record, { snapshots, mergeDue: MERGE_AT_ONCE });
 }
 
 /** Exports the space of all snapshots on this host. */

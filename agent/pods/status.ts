@@ -12,6 +12,7 @@ import {
   ADB_PORT,
   DISK_CONDITION,
   HOST_DISK_FULL,
+  LAYERS_CONDITION,
   MACHINE_CONDITION,
   MACHINE_CONTAINER,
   NETWORK_CONDITION,
@@ -44,6 +45,7 @@ import type {
   MachineStep,
   WantedMachine,
 } from './machine.ts';
+import { mergeFailure } from './merges.ts';
 import { holdsPorts } from './ports.ts';
 import { escapeFree, runningReport } from './runningreport.ts';
 
@@ -113,6 +115,7 @@ export function machineStatus(pod: Pod, view: MachineView, host: HostAddresses, 
     ...userDataConditions(view.runtime),
     ...warmStartConditions(view.runtime.record),
     ...snapshotConditions(view.runtime.record),
+    ...layerConditions(view.runtime),
   ];
   return {
     ...frame(pod, podPhase, host.address, now),
@@ -459,6 +462,12 @@ function snapshotConditions({ snapshots, failure: end }: Readonly<MachineRecord>
     }),
   }));
   return [condition(SNAPSHOTS_CONDITION, true, 'Reported', JSON.stringify(isLost ? [] : reports))];
+}
+
+/** Returns a list with the condition `berth.dev/Layers`. The list is empty unless the host has given up a merge of layers. */
+function layerConditions(runtime: Readonly<Runtime>): SaidCondition<Reason>[] {
+  const message = mergeFailure(runtime);
+  return message === undefined ? [] : [condition(LAYERS_CONDITION, false, 'LayersNotMerged', message)];
 }
 
 /**

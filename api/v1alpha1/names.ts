@@ -161,6 +161,11 @@ export const WARM_START_CONDITION = 'berth.dev/WarmStart';
  */
 export const SNAPSHOTS_CONDITION = 'berth.dev/Snapshots';
 /**
+ * Condition of a machine's Pod. It is False if the host has given up the merge of layers that removed snapshots have left. Otherwise the
+ * condition is absent.
+ */
+export const LAYERS_CONDITION = 'berth.dev/Layers';
+/**
  * Largest number of snapshots of one VM. Each is a layer under the disk of the VM, and the hypervisor asks the layers one after the other for
  * old content.
  */

@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { machineDocument } from '../../test/fixtures/machines.ts';
 import {
+  LAYERS_CONDITION,
   MACHINE_ANNOTATION,
   MACHINE_CONDITION,
   MACHINE_CONTAINER,
@@ -194,16 +195,17 @@ it('DisplayReady is True once the guest has its display, and absent like WarmSta
 });
 
 it.each([
-  ['True', 'Renewed'],
-  ['False', 'KeyDiffers'],
+  ['WarmStart', 'True', 'Renewed', WARM_START_CONDITION],
+  ['WarmStart', 'False', 'KeyDiffers', WARM_START_CONDITION],
+  ['LayersMerged', 'False', 'LayersNotMerged', LAYERS_CONDITION],
 ] as const)(
-  'WarmStart is that of the host: with %s and %s the VM is Ready, and neither Reconciling nor Stalled',
-  (status, reason) => {
-    const said = { type: WARM_START_CONDITION, status, reason, message: 'why' } as const;
+  '%s is that of the host: with %s and %s the VM is Ready, and neither Reconciling nor Stalled',
+  (condition, status, reason, type) => {
+    const said = { type, status, reason, message: 'why' } as const;
     const containerStatuses = [{ ...CONTAINER, ready: true, state: { running: { startedAt: RAN } } }];
     const conditions = [said, { type: 'Ready', status: 'True' } as const];
     const found = conditionsOf({ phase: 'Running', containerStatuses, conditions });
-    expect(found.get('WarmStart')).toMatchObject({ status, reason, message: 'why' });
+    expect(found.get(condition)).toMatchObject({ status, reason, message: 'why' });
     expect(found.get('Ready')?.status).toBe('True');
     expect([found.has('Reconciling'), found.has('Stalled')]).toEqual([false, false]);
   },

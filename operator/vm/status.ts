@@ -1,6 +1,7 @@
 /** Computes the whole status of a VM from the observed state, the facts (see facts.ts), the Pod and the report of its host. */
 import { timestamp } from '../../base/time.ts';
 import {
+  LAYERS_CONDITION,
   MACOS_ACCELERATOR,
   MACOS_GUEST_RESOURCE,
   NETWORK_CONDITION,
@@ -105,6 +106,7 @@ function machineConditions(observed: ObservedVM, findings: Findings): (Draft | u
     guestAgent(observed),
     userDataReady(observed),
     warmStart(observed),
+    layersMerged(observed),
     displayReady(observed),
     identityReady(observed),
     keysReady(observed),
@@ -274,6 +276,12 @@ function hostCondition(type: string, { status, reason, message = '' }: PodCondit
 function warmStart({ pod }: ObservedVM): Draft | undefined {
   const said = podCondition(pod, WARM_START_CONDITION);
   return said && hostCondition('WarmStart', said);
+}
+
+/** Returns the condition that tells of a merge of layers that the host has given up. `Ready` does not depend on it, because no data is lost. */
+function layersMerged({ pod }: ObservedVM): Draft | undefined {
+  const said = podCondition(pod, LAYERS_CONDITION);
+  return said && hostCondition('LayersMerged', said);
 }
 
 function guestAgent({ pod }: ObservedVM): Draft | undefined {

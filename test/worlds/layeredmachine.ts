@@ -2,7 +2,7 @@
  * A machine with layers under its disk, whose agents die at any step of their work. Only the hypervisors, their processes and qemu-img are
  * simulated. A test file puts the modules of `qemumodules.ts` in place before it uses the machine.
  */
-import { existsSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { expect } from 'vitest';
@@ -189,6 +189,7 @@ export class LayeredMachine {
     await this.asAgent(async (driver) => await driver.inspect(this.folder));
     const { world } = this.#host;
     expect(world.faults).toEqual([]);
+    await this.#expectSealed();
     for (const [uid, { file, snapshot }] of await this.snapshots()) {
       const { count } = contentOf(join(this.folder.path, file));
       expect(count, `snapshot ${uid}`).toBe(this.seen.get(uid) ?? count);
@@ -201,6 +202,16 @@ export class LayeredMachine {
     }
     const marks = [...world.processes.values()].map(({ uid }) => uid);
     expect(marks.filter((uid) => uid !== UID)).toEqual([]);
+  }
+
+  /** Checks that nobody but root could write to a layer of a machine that runs. */
+  async #expectSealed(): Promise<void> {
+    if (process.getuid?.() !== 0 || this.#host.world.of(UID) === undefined) {
+      return;
+    }
+    const layers = (await this.layers()).map(({ file }) => statSync(join(this.folder.path, file)));
+    const open = layers.filter(({ uid, gid, mode }) => uid !== 0 || gid !== 0 || (mode & 0o222) !== 0);
+    expect(open).toEqual([]);
   }
 
   /** Checks that no layer is left that could be one with the layer above it. A machine that runs merges only layers under its disk. */

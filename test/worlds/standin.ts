@@ -70,7 +70,7 @@ export class StandInDriver implements DriverOfVMs {
   readonly findSnapshot = async () => await Promise.resolve(undefined);
   readonly snapshotBytes = async () => await Promise.resolve(0);
   readonly requireMemory = async () => await Promise.resolve();
-  readonly mergeLayers = async () => await Promise.resolve();
+  readonly mergeLayers = async () => await Promise.resolve(true);
   readonly #paths = new Map<string, string>();
   readonly #consoles = new Map<string, SharedConsole>();
   readonly #forwards = new Set<Server>();

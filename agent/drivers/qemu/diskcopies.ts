@@ -50,7 +50,7 @@ import {
 } from './snapshot.ts';
 import { type CopyNote, type MachineFile, readCopyNote, removeCopyNote, writeCopyNote } from './state.ts';
 import { endMerge } from './layermerge.ts';
-import { completeSwitch, requireSnapshot, sweepLayers } from './layers.ts';
+import { requireSnapshot, repairLayers, sweepLayers } from './layers.ts';
 
 /** Inspections of a machine start at most one cleanup in this time. A cleanup can take seconds, and delays the inspection. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
@@ -62,6 +62,11 @@ const THAW_LIMIT = 10;
 
 /** Reasons of errors that tell exactly why there is no copy. */
 const EXACT_REASONS: ReadonlySet<string> = new Set(['MemoryNotSaved', 'SaveHookFailed', 'SnapshotNotFound']);
+
+/** Why a copy that prepares the memory of an image ends. */
+const STARTED = 'The machine was started, continued or reset while its memory was prepared';
+export const SNAPSHOT_CHANGED =
+  'A snapshot of the VM was taken or removed while its memory was prepared. Take and delete no VMSnapshot of the VM until the Image is Ready';
 
 interface RunningCopy extends CopyOptions {
   interruption: AbortController;
@@ -101,24 +106,12 @@ export class DiskCopies {
    * Runs `work` when all earlier copies have ended. Copies that are requested after this call wait until `work` has ended. If the signal
    * aborts before `work` begins, the promise rejects at once and `work` never runs. Later, the signal has no effect.
    *
-   * A copy that prepares the memory of an image ends at once, because its clone can run for minutes and the machine must not wait for it.
+   * A copy that prepares the memory of an image ends at once with the message `why`, because its clone can run for minutes and the machine
+   * must not wait for it.
    */
-  async exclusively<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
-    const why = 'The machine was started, continued or reset while its memory was prepared';
+  async exclusively<T>(work: () => Promise<T>, signal?: AbortSignal, why = STARTED): Promise<T> {
     this.#preparation?.abort(new ReasonedError('Interrupted', why));
-    return await this.#whenFree(work, signal);
-  }
-
-  async #whenFree<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
-    const waiting = Promise.withResolvers<never>();
-    const giveUp = () => waiting.reject(signal?.reason);
-    signal?.addEventListener('abort', giveUp, { once: true });
-    const result = this.#serial.run(async () => {
-      signal?.throwIfAborted();
-      signal?.removeEventListener('abort', giveUp);
-      return await work();
-    });
-    return await Promise.race([result, waiting.promise]);
+    return await this.#serial.run(work, signal);
   }
 
   /** Aborts all copies that were requested before this call. Resolves when these copies have ended. */
@@ -137,28 +130,40 @@ export class DiskCopies {
   }
 
   /**
-   * Runs `work`, which takes a snapshot of the disk or merges layers, when all earlier work is done. An interruption of copies ends it, too.
-   * What it leaves after a failure is removed as that of a copy.
+   * Runs `work`, which takes a snapshot of the disk, when all earlier work is done. An interruption of copies ends it, too. What it leaves
+   * after a failure is removed as that of a copy.
    */
   async runSnapshot<T>(
     signal: AbortSignal,
     work: (freezing: Freezing, signal: AbortSignal) => Promise<T>,
-    note: Pick<CopyNote, 'merging'> = {},
   ): Promise<T> {
     return await this.#interruptibly(signal, async (either) => {
-      return await this.exclusively(async () => {
-        this.#copying = true;
-        try {
-          await this.tidy();
-          this.#tidied = false;
-          await this.#note(note);
-          return await work(async (agent, take) => await this.#whileFrozen(agent, either, take), either);
-        } finally {
-          this.#copying = false;
-          await this.#tidyOrLog();
-        }
-      }, either);
+      const freezing: Freezing = async (agent, take) => await this.#whileFrozen(agent, either, take);
+      const take = async () => await this.#noted({}, async () => await work(freezing, either));
+      return await this.exclusively(take, either, SNAPSHOT_CHANGED);
     });
+  }
+
+  /** Does the same with `work` that merges layers. It also waits for a copy that prepares the memory of an image, because it can wait. */
+  async runMerge(signal: AbortSignal, work: (signal: AbortSignal) => Promise<void>): Promise<void> {
+    await this.#interruptibly(signal, async (either) => {
+      const merge = async () => await this.#noted({ merging: true }, async () => await work(either));
+      await this.#serial.run(merge, either);
+    });
+  }
+
+  /** Runs `work` with a note, so that what it leaves is removed, also after the death of the agent. */
+  async #noted<T>(note: Pick<CopyNote, 'merging'>, work: () => Promise<T>): Promise<T> {
+    this.#copying = true;
+    try {
+      await this.tidy();
+      this.#tidied = false;
+      await this.#note(note);
+      return await work();
+    } finally {
+      this.#copying = false;
+      await this.#tidyOrLog();
+    }
   }
 
   /**
@@ -171,7 +176,7 @@ export class DiskCopies {
       await this.#platforms.of(architecture);
     await this.#interruptibly(signal, async (either) => {
       const check = { platformOf, context: this.#context, signal: either };
-      await this.#whenFree(async () => await requireMemory(this.#machine, check), either);
+      await this.#serial.run(async () => await requireMemory(this.#machine, check), either);
     });
   }
 
@@ -229,7 +234,7 @@ export class DiskCopies {
    * Copies the disk when all earlier work is done. If the signal aborts, a waiting copy ends at once, and a running copy removes its files.
    */
   async #runWhenFree(options: CopyOptions, interruption: AbortController): Promise<DiskCopy> {
-    return await this.#whenFree(async () => {
+    return await this.#serial.run(async () => {
       this.#copying = true;
       try {
         await this.tidy();
@@ -396,20 +401,21 @@ export class DiskCopies {
   /** Copies a snapshot. Nobody writes to its layer, also while the machine runs. */
   async #copyLayer(file: MachineFile, uid: string, options: CopyOptions): Promise<Copied> {
     const { file: disk, parent, snapshot } = requireSnapshot(file, uid);
-    await this.#copyFiles({ ...file, disk, parent }, options);
+    await this.#copyFiles({ ...file, disk, parent }, options, file);
     return { consistency: snapshot?.consistency ?? 'Crash' };
   }
 
-  /** Copies the disk of `file` and the layers under it. No process may write to them. */
+  /** Copies the disk of `file` and the layers under it, as the owner of the disk of `own`. No process may write to them. */
   async #copyFiles(
     file: MachineFile,
     { target, signal, onProgress }: Pick<CopyOptions, 'target' | 'signal' | 'onProgress'>,
+    own = file,
   ): Promise<void> {
     const { path, uid } = this.#folder;
     await requireOwnDisk(path, file);
     onProgress(0);
     const { isRoot, readers } = this.#context;
-    const owner = await diskReader(path, file, isRoot);
+    const owner = await diskReader(path, own, isRoot);
     const as = owner && { ...owner, gid: readers ?? owner.gid };
     await convertToRaw(diskNode(file), target, { folder: path, mark: markOf(uid), as, signal, onProgress });
   }
@@ -440,13 +446,12 @@ export class DiskCopies {
       const qmp = await hypervisor?.qmp();
       const thawed = !note.frozen || (await this.#thaw(hypervisor, note));
       await this.#endMerge(note, qmp);
-      await completeSwitch(this.#machine.state, qmp);
+      await repairLayers(this.#folder, this.#machine.state, { qmp, isRoot: this.#context.isRoot });
       const file = await this.#machine.state.readIfPossible();
       await (qmp && dropSnapshot(qmp, file === UNREADABLE ? {} : file));
       const removed = await removeSnapshotFiles(path, hypervisor !== undefined);
-      // While the thaw is unconfirmed, the note about the copy stays, because the next copy reads the number of thaw requests from it. The
-      // note is removed when the machine has ended and is not suspended. If other files of the hypervisor prevent the removal of the
-      // snapshot's folder, the note also stays until the machine has ended.
+      // While the thaw is unconfirmed, the note stays, because the next copy reads the number of thaw requests from it. It is removed when the
+      // machine has ended and is not suspended. It also stays until then if other files of the hypervisor are in the snapshot's folder.
       if (!thawed || !removed) {
         return await this.#note({ target: undefined, ...(thawed && { frozen: false, thawsFailed: 0 }) });
       }

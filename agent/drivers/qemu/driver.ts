@@ -35,7 +35,7 @@ import {
   WarmStartRefused,
 } from '../driver.ts';
 import { requireLogWriter } from '../machineprocess.ts';
-import { DiskCopies, markOf } from './diskcopies.ts';
+import { DiskCopies, markOf, SNAPSHOT_CHANGED } from './diskcopies.ts';
 import { startedWith } from './displaycard.ts';
 import { DisplayDpi } from './dpi.ts';
 import { createFiles, enlargeDisk } from './files.ts';
@@ -298,9 +298,7 @@ export class QemuDriver implements DriverOfVMs {
     { memory }: { memory: boolean } = { memory: false },
   ): Promise<DiskSnapshot> {
     const { copies, layers, machine } = this.#of(folder);
-    if (await layers.isFull()) {
-      await this.mergeLayers(folder, signal);
-    }
+    await layers.makeRoom(async () => await this.mergeLayers(folder, signal), signal);
     try {
       return await copies.runSnapshot(signal, async (freezing, either) => {
         await machine.dropHalfRenewed(this.#platforms);
@@ -330,24 +328,22 @@ export class QemuDriver implements DriverOfVMs {
 
   async keepSnapshots(folder: MachineFolder, uids: ReadonlySet<string>, signal?: AbortSignal): Promise<void> {
     const { copies, layers } = this.#of(folder);
-    await copies.exclusively(async () => {
-      await copies.tidy();
-      await layers.keepOnly(uids);
-    }, signal);
+    await copies.exclusively(
+      async () => {
+        await copies.tidy();
+        await layers.keepOnly(uids);
+      },
+      signal,
+      SNAPSHOT_CHANGED,
+    );
   }
 
-  async mergeLayers(folder: MachineFolder, signal: AbortSignal): Promise<void> {
-    const { uid } = folder;
+  async mergeLayers(folder: MachineFolder, signal: AbortSignal): Promise<boolean> {
     const { copies, layers } = this.#of(folder);
-    const merge = async (_: unknown, either: AbortSignal) => await layers.merge(markOf(uid), either);
-    try {
-      if (await layers.canMerge()) {
-        await copies.runSnapshot(signal, merge, { merging: true });
-      }
-    } catch (error) {
-      signal.throwIfAborted();
-      this.#context.logger.warn({ uid, err: error }, 'Layers under a disk were not merged');
+    if (await layers.canMerge()) {
+      await copies.runMerge(signal, async (either) => await layers.merge(markOf(folder.uid), either));
     }
+    return await layers.isMerged();
   }
 
   async copyBytes({ path }: MachineFolder, snapshot?: string): Promise<number> {

@@ -20,6 +20,11 @@ import type { GuestPlatform } from './platform.ts';
 import { FILES, type MachineFile, diskFile, layersFrom } from './state.ts';
 
 const COPY_BYTES = 1024 * 1024;
+/**
+ * Nobody writes to a frozen layer. QEMU and qemu-img open it again as another user than root, and other machines' users cannot enter the folder
+ * of all machines.
+ */
+const LAYER_MODE = 0o444;
 
 interface MachineMaterial {
   plan: VmPlan;
@@ -204,6 +209,21 @@ export async function giveDisk(folder: string, { uid, gid }: RunAs, disk: string
     // A missing file is no error, because some machines have no disk or no firmware variables.
     await undefinedIf(isMissing, chmod(join(folder, name), 0o600));
     await undefinedIf(isMissing, lchown(join(folder, name), uid, gid));
+  }
+}
+
+/**
+ * Makes root the owner of the frozen layers, so that a guest that takes over its hypervisor later cannot change what snapshots show. To merge
+ * layers, the user of the machine gets the lower one back by {@link giveDisk}. The agent must be root.
+ */
+export async function sealLayers(
+  folder: string,
+  { layers = [] }: Pick<MachineFile, 'layers'>,
+): Promise<void> {
+  for (const { file } of layers) {
+    // The owner changes first. Otherwise the present one could change the mode again.
+    await undefinedIf(isMissing, lchown(join(folder, file), 0, 0));
+    await undefinedIf(isMissing, chmod(join(folder, file), LAYER_MODE));
   }
 }
 

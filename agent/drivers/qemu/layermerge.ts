@@ -9,6 +9,7 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { undefinedIf } from '../../../base/errors.ts';
+import type { RunAs } from '../../../base/exec.ts';
 import { sync } from '../../../base/files.ts';
 import { pause } from '../../../base/time.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
@@ -16,7 +17,7 @@ import { freeDisk } from '../../disks/freedisk.ts';
 import { commitDisk } from '../../disks/qemuimg.ts';
 import type { MachineFolder } from '../driver.ts';
 import { DISK_NODE, diskNode, layerNodeName } from './arguments.ts';
-import { diskReader, requireOwnDisk } from './files.ts';
+import { diskReader, giveDisk, requireOwnDisk } from './files.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import type { MachineContext } from './launch.ts';
 import { beginningOf, type QmpConnection, QmpError } from './qmp.ts';
@@ -101,22 +102,41 @@ export async function commitLayer(folder: MachineFolder, commit: Commit): Promis
     const message = `A merge of two layers needs ${needed} bytes of disk in addition to images.minimumFree`;
     throw new ReasonedError('DiskFull', message);
   }
+  const owner = await diskReader(folder.path, file, context.isRoot);
+  await (owner && openLayers(folder, owner, commit));
   const node =
     hypervisor === undefined
-      ? await commitStill(folder, commit)
+      ? await commitStill(folder, commit, owner)
       : await commitRunning(await hypervisor.qmp(), file, { pair, signal });
   // The upper file is removed next, so its content must be in the lower one also after a loss of power.
   await sync(join(folder.path, lower.file));
   return node;
 }
 
+/**
+ * Makes the machine's user the owner of the layers that a program opens for writing during the merge. One is the lower layer. QEMU also changes
+ * the name of the backing file in the header of the layer above both, and its version 7.2 crashes if it cannot. qemu-img opens the upper layer
+ * for writing, too. The cleanup after the merge takes the layers back.
+ */
+async function openLayers(
+  { path }: MachineFolder,
+  owner: RunAs,
+  { file, pair: { lower, upper }, hypervisor }: Commit,
+): Promise<void> {
+  const above = layersFrom(file, file.parent).filter(({ parent }) => parent === upper.id);
+  for (const layer of [lower, ...(hypervisor === undefined ? [upper] : above)]) {
+    await giveDisk(path, owner, layer.file);
+  }
+}
+
 /** Merges layers of a machine without a process. */
-async function commitStill({ path }: MachineFolder, { file, pair, ...how }: Commit): Promise<undefined> {
-  const { lower, upper } = pair;
-  const { context, mark, signal } = how;
+async function commitStill(
+  { path }: MachineFolder,
+  { file, pair: { upper }, context, mark, signal }: Commit,
+  owner: RunAs | undefined,
+): Promise<undefined> {
   const state = { ...file, disk: upper.file, parent: upper.parent };
   await requireOwnDisk(path, state);
-  const owner = await diskReader(path, { disk: lower.file }, context.isRoot);
   const as = owner && { ...owner, gid: context.readers ?? owner.gid };
   await commitDisk(diskNode(state), { folder: path, mark, as, signal });
 }

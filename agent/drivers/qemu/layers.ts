@@ -25,6 +25,7 @@ import {
   makeOverlay,
   newGeneration,
   remakeFiles,
+  sealLayers,
 } from './files.ts';
 import type { Freezing } from './guestagent.ts';
 import { convertStream, makeStreamFolder, whilePaused, writeStream } from './imagememory.ts';
@@ -257,10 +258,25 @@ export class MachineLayers {
     return file !== undefined && nextMerge(file, isLive) !== undefined;
   }
 
-  /** Returns whether the disk has as many layers as it can have. */
-  async isFull(): Promise<boolean> {
+  /** Returns whether no layers are left that a machine without a process can merge. */
+  async isMerged(): Promise<boolean> {
     const file = await this.#machine.state.read();
-    return file !== undefined && layersFrom(file, file.parent).length >= DEPTH_LIMIT;
+    return file === undefined || nextMerge(file, false) === undefined;
+  }
+
+  /** Calls `merge` if the disk has as many layers as it can have. An error is only logged, because the next snapshot is refused then. */
+  async makeRoom(merge: () => Promise<unknown>, signal: AbortSignal): Promise<void> {
+    const file = await this.#machine.state.read();
+    if (file === undefined || layersFrom(file, file.parent).length < DEPTH_LIMIT) {
+      return;
+    }
+    try {
+      await merge();
+    } catch (error) {
+      signal.throwIfAborted();
+      const { uid } = this.#folder;
+      this.#context.logger.warn({ uid, err: error }, 'Layers under a full disk were not merged');
+    }
   }
 
   /** Merges all layers that need not be apart, and that can be merged now. `mark` is that of programs. Call this function while nobody else uses the disk. */
@@ -335,10 +351,23 @@ export async function sweepLayers({ path }: MachineFolder, state: QemuState): Pr
 }
 
 /**
- * Completes or undoes a change of the disk's file that the agent had begun when it died, or that has failed. `qmp` is the connection to the
- * machine's process, if it has one.
+ * Completes or undoes what a snapshot or a merge has left that has ended or lost its agent. Afterwards, nobody can write to a layer. `qmp` is
+ * the connection to the machine's process, if it has one. Call this function while no merge is under way.
  */
-export async function completeSwitch(state: QemuState, qmp: QmpConnection | undefined): Promise<void> {
+export async function repairLayers(
+  { path }: MachineFolder,
+  state: QemuState,
+  { qmp, isRoot }: { qmp: QmpConnection | undefined; isRoot: boolean },
+): Promise<void> {
+  await completeSwitch(state, qmp);
+  const file = await state.readIfPossible();
+  if (isRoot && file !== undefined && file !== UNREADABLE) {
+    await sealLayers(path, file);
+  }
+}
+
+/** Completes or undoes a change of the disk's file that the agent had begun when it died, or that has failed. */
+async function completeSwitch(state: QemuState, qmp: QmpConnection | undefined): Promise<void> {
   const file = await state.readIfPossible();
   if (file === UNREADABLE || file?.switching === undefined) {
     return;

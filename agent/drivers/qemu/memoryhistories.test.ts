@@ -47,6 +47,7 @@ const HISTORY_LENGTH = 6;
 /** Steps after which an agent in a history dies at the latest. */
 const LONGEST_ACT = 160;
 const logger = pino({ level: 'silent' });
+const { signal } = new AbortController();
 
 let directory: string;
 let world: SimulatedHost;
@@ -89,7 +90,11 @@ async function asAgent(work: (driver: QemuDriver) => Promise<void>, last?: numbe
 }
 
 /** Saves the machine `source` as its task does: files of an earlier attempt are removed before. */
-async function save(driver: QemuDriver, task = 'task'): Promise<BaseImage & { memory: MemoryFiles }> {
+async function save(
+  driver: QemuDriver,
+  task = 'task',
+  onStep: () => void = () => undefined,
+): Promise<BaseImage & { memory: MemoryFiles }> {
   rmSync(join(directory, task), { recursive: true, force: true });
   mkdirSync(join(directory, task));
   const at = (name: string): string => join(directory, task, name);
@@ -97,7 +102,8 @@ async function save(driver: QemuDriver, task = 'task'): Promise<BaseImage & { me
   const { memory } = await driver.copyDisk(folderOf('source'), {
     target,
     memory: { ram: at('ram'), state: at('state') },
-    signal: new AbortController().signal,
+    signal,
+    onStep,
     onProgress: () => undefined,
   });
   return { ...image, path: target, memory: memory as MemoryFiles };
@@ -233,6 +239,52 @@ describe('an agent that dies', { timeout: TEST_MILLISECONDS }, () => {
       await asAgent(async (driver) => await driver.delete(folderOf('clone')));
       await expectWhole('source');
     });
+  });
+});
+
+describe('while the memory of an image is prepared', () => {
+  const source = folderOf.bind(undefined, 'source');
+
+  /** Saves the machine, and does `work` when the preparation has begun. Returns the outcome of the save. */
+  async function saveBeside(work: (driver: QemuDriver) => Promise<unknown>): Promise<unknown> {
+    let outcome: unknown;
+    await asAgent(async (driver) => {
+      const begun = Promise.withResolvers<void>();
+      const saved = save(driver, 'task', begun.resolve).then(
+        () => 'saved',
+        (error: unknown) => error,
+      );
+      await begun.promise;
+      await work(driver);
+      outcome = await saved;
+    });
+    return outcome;
+  }
+
+  beforeEach(async () => {
+    await asAgent(async (driver) => {
+      await bringUp(driver, 'source', image);
+      await driver.takeSnapshot(source(), 'removed', signal);
+      await driver.takeSnapshot(source(), 'kept', signal);
+      await driver.keepSnapshots(source(), new Set(['kept']));
+    });
+  });
+
+  test.each([
+    ['taken', async (driver: QemuDriver) => await driver.takeSnapshot(source(), 'new', signal)],
+    ['removed', async (driver: QemuDriver) => await driver.keepSnapshots(source(), new Set())],
+  ])('a snapshot that is %s ends it, and the reason says so and what to do', async (_, work) => {
+    expect(await saveBeside(work)).toMatchObject({
+      reason: 'Interrupted',
+      message: expect.stringMatching(/snapshot .* was taken or removed.* no VMSnapshot .* until/) as string,
+    });
+    await expectWhole('source');
+  });
+
+  test('a merge of layers waits for its end', async () => {
+    expect(await saveBeside(async (driver) => await driver.mergeLayers(source(), signal))).toBe('saved');
+    await asAgent(async (driver) => expect(await driver.mergeLayers(source(), signal)).toBe(true));
+    await expectWhole('source');
   });
 });
 

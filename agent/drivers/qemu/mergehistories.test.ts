@@ -2,6 +2,7 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import type * as time from '../../../base/time.ts';
 import { LayeredMachine, UID } from '../../../test/worlds/layeredmachine.ts';
+import { dueMerge, mergeIfDue, noteMerge } from '../../../test/worlds/mergerecord.ts';
 import type { SimulatedHost } from '../../../test/worlds/simulatedqemu.ts';
 import type * as processes from '../../processes/process.ts';
 import type { QemuDriver, QemuDriverOptions } from './driver.ts';
@@ -31,6 +32,8 @@ vi.mock('./platform.ts', async (importOriginal) => modules.platform(await import
 const TEST_MILLISECONDS = 400_000;
 /** Numbers of steps that a merge has at least. With fewer, the agents would not die at each of them. */
 const LEAST_STEPS = { running: 25, stopped: 12 };
+/** Wait after the first attempt to merge layers. */
+const MINUTE_MILLISECONDS = 60_000;
 /** More than the layers that a disk can have. */
 const MANY = 40;
 /** Steps after which an agent that fails to take a snapshot dies, one after the other. */
@@ -39,10 +42,14 @@ const { signal } = new AbortController();
 const machine = new LayeredMachine(host);
 
 beforeEach(async () => {
+  vi.useFakeTimers({ toFake: ['Date'] });
   machine.begin();
   await machine.asAgent(machine.bringUp);
 });
-afterEach(machine.end);
+afterEach(() => {
+  machine.end();
+  vi.useRealTimers();
+});
 
 async function merge(driver: QemuDriver): Promise<void> {
   await driver.mergeLayers(machine.folder, signal);
@@ -63,6 +70,7 @@ describe('an agent that dies at any step of a merge', { timeout: TEST_MILLISECON
     'of a machine that is %s: snapshots and disk show the same, and the next agent merges',
     async (state) => {
       let round = 0;
+      const merged = async (driver: QemuDriver) => await mergeIfDue(machine, driver);
       const prepare = async (driver: QemuDriver): Promise<void> => {
         round += 1;
         await machine.bringUp(driver);
@@ -71,14 +79,20 @@ describe('an agent that dies at any step of a merge', { timeout: TEST_MILLISECON
         }
         await (state === 'stopped' && stop(driver));
         await driver.keepSnapshots(machine.folder, new Set([`kept-${round}`]));
+        noteMerge(machine);
       };
       await machine.asAgent(prepare);
-      const steps = await machine.dieAtEach(merge, async (last) => {
+      const steps = await machine.dieAtEach(merged, async (last) => {
         const before = await machine.diskContent();
         await machine.expectWhole();
-        await machine.asAgent(async (driver) => await keep(driver, [`kept-${round}`]));
+        vi.setSystemTime(Date.now() + MINUTE_MILLISECONDS);
+        await machine.asAgent(merged);
         await machine.expectWhole();
         await machine.expectMerged();
+        expect(dueMerge(machine), `step ${last}`).toBeUndefined();
+        await machine.asAgent(
+          async (driver) => await driver.keepSnapshots(machine.folder, new Set([`kept-${round}`])),
+        );
         const { found, named } = await machine.files();
         expect(found, `step ${last}`).toEqual(named);
         expect(await machine.diskContent()).toBeGreaterThanOrEqual(before);
@@ -141,15 +155,29 @@ test('a disk that is full of needless layers gets a snapshot all the same', asyn
 });
 
 describe('layers stay two', () => {
-  /** Checks that nothing is merged, and that a later agent merges all when `work` has corrected what hindered it. */
-  async function expectMergedAfter(work: () => unknown, options?: Partial<QemuDriverOptions>): Promise<void> {
-    await machine.asAgent(merge, undefined, options);
+  /** Checks that nothing is merged, for the reason `why`, and that a later agent merges all when `work` has corrected what hindered it. */
+  async function expectMergedAfter(
+    why: string | false,
+    work: () => unknown,
+    options?: Partial<QemuDriverOptions>,
+  ): Promise<void> {
+    const result = async (driver: QemuDriver): Promise<void> => {
+      const merged = driver.mergeLayers(machine.folder, signal);
+      if (why === false) {
+        expect(await merged).toBe(false);
+      } else {
+        await expect(merged).rejects.toThrow(why);
+      }
+    };
+    await machine.asAgent(result, undefined, options);
     expect(await machine.layers()).toHaveLength(2);
     const { found, named } = await machine.files();
     expect(found).toEqual(named);
     await machine.expectWhole();
     await work();
-    await machine.asAgent(merge);
+    await machine.asAgent(async (driver) =>
+      expect(await driver.mergeLayers(machine.folder, signal)).toBe(true),
+    );
     expect(await machine.layers()).toHaveLength(1);
     await machine.expectWhole();
   }
@@ -164,19 +192,19 @@ describe('layers stay two', () => {
 
   test('while QEMU does not tell which files it has', async () => {
     host.world.hidesNodes = true;
-    await expectMergedAfter(() => (host.world.hidesNodes = false));
+    await expectMergedAfter('does not show the lower layer', () => (host.world.hidesNodes = false));
   });
 
   test('if QEMU has not made the lower one read-only again', async () => {
     host.world.keepsWritable = true;
-    await expectMergedAfter(async () => {
+    await expectMergedAfter('does not show the lower layer', async () => {
       host.world.keepsWritable = false;
       await machine.asAgent(stop);
     });
   });
 
   test('while the merge would leave less of the disk free than it must', async () => {
-    await expectMergedAfter(() => undefined, { minimumFree: Number.MAX_SAFE_INTEGER });
+    await expectMergedAfter('images.minimumFree', () => undefined, { minimumFree: Number.MAX_SAFE_INTEGER });
   });
 
   test('on another branch than the disk until the machine is off', async () => {
@@ -184,6 +212,6 @@ describe('layers stay two', () => {
       await machine.revert(driver);
       await machine.bringUp(driver);
     });
-    await expectMergedAfter(async () => await machine.asAgent(stop));
+    await expectMergedAfter(false, async () => await machine.asAgent(stop));
   });
 });

@@ -263,13 +263,13 @@ const copyNoteSchema = z.object({
 });
 export type CopyNote = z.infer<typeof copyNoteSchema>;
 
-/** Reads the note about a copy of the disk. If the note is damaged, the result says that the guest's file systems are perhaps frozen. */
+/** Reads the note about a copy of the disk. If the note is damaged, the result says that file systems are perhaps frozen, and layers perhaps merged. */
 export async function readCopyNote(folder: string): Promise<CopyNote | undefined> {
   try {
     return await readParsed(join(folder, FILES.copyNote), copyNoteSchema);
   } catch (error) {
     if (error instanceof UnreadableFileError && error.isDamaged) {
-      return { frozen: true, thawsFailed: 0 };
+      return { frozen: true, thawsFailed: 0, merging: true };
     }
     throw error;
   }

@@ -266,8 +266,9 @@ export class TartDriver implements DriverOfVMs {
     // There are no snapshots.
   }
 
-  async mergeLayers(): Promise<void> {
+  async mergeLayers(): Promise<boolean> {
     // There are no layers.
+    return await Promise.resolve(true);
   }
 
   async copyBytes(folder: MachineFolder): Promise<number> {

@@ -333,8 +333,8 @@ export const IMAGE_REASONS = {
     seen: TASK,
     class: 'passing',
     by: 'agent',
-    says: 'The machine stopped, was suspended or ended while its disk was copied',
-    todo: 'Request the copy again, and do not start, stop or suspend the VM until the copy is complete',
+    says: 'The machine was started, stopped, suspended or ended while it was copied, or a snapshot of it was taken or removed',
+    todo: 'Request the copy again. Do not start, stop or suspend the VM, and take or delete no VMSnapshot of it, until the copy is complete',
   },
   CopyFailed: {
     seen: TASK,

@@ -222,6 +222,13 @@ export const STATES = {
     says: 'The machine booted, because hosts use memory only from the image storage of the cluster',
     todo: 'To start from memory, save a VM of this image as a new Image with memory',
   },
+  LayersNotMerged: {
+    seen: { VM: ['LayersMerged', 'Event'], Pod: ['berth.dev/Layers'] },
+    class: 'state',
+    by: 'agent',
+    says: 'Layers of removed snapshots still take space on the host, because the last attempt to merge them has failed',
+    todo: 'Remove the cause in the condition’s message, then delete another VMSnapshot of the VM. Or reset the VM to its image and delete its snapshots',
+  },
   NotReported: {
     seen: { VM: ['UserDataReady'] },
     class: 'state',
@@ -229,7 +236,7 @@ export const STATES = {
     says: 'The host has not yet reported whether the user data of the VM is ready',
   },
   Reported: {
-    seen: { VM: ['NetworkReady', 'UserDataReady', 'WarmStart'] },
+    seen: { VM: ['NetworkReady', 'UserDataReady', 'WarmStart', 'LayersMerged'] },
     class: 'state',
     by: 'operator',
     says: 'The host reported this state of the VM, but not the reason for it',

@@ -1,10 +1,12 @@
 /** Snapshots that stay with a machine, with a real guest that writes all the time. */
 import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { appendFile, mkdir, readdir, rm } from 'node:fs/promises';
+import { constants } from 'node:fs';
+import { appendFile, mkdir, readdir, readFile, readlink, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it, onTestFinished } from 'vitest';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
+import { unlessMissing } from '../../../agent/disks/diskio.ts';
 import type { DiskSnapshot } from '../../../agent/drivers/driver.ts';
 import { readMachineFile } from '../../../agent/drivers/qemu/state.ts';
 import { pause } from '../../../base/time.ts';
@@ -22,6 +24,8 @@ const DEATHS_MILLISECONDS = [5, 25, 60, 120];
 const MEMORY_DEATHS_MILLISECONDS = [150, 450, 1_000];
 /** Smallest size of the files with the memory of a guest. */
 const LEAST_MEMORY_BYTES = 10 * 1024 ** 2;
+/** Bits of the flags of an open file that say whether it can be read and written. */
+const ACCESS_MODE = constants.O_RDONLY | constants.O_WRONLY | constants.O_RDWR;
 const { signal } = new AbortController();
 
 /** Returns the disks, layers and memories in the folder of a machine, and those that its state file names. */
@@ -32,6 +36,26 @@ async function filesOf({ folder }: TestMachine): Promise<{ found: string[]; name
     memory === undefined ? [file] : [file, memory.ram, memory.state],
   );
   return { found, named: [disk, ...ofLayers].toSorted() };
+}
+
+/** Checks that nobody but root could write to a layer, and that the hypervisor has none open for writing. */
+async function expectSealed({ folder }: TestMachine, pid: number): Promise<void> {
+  const { layers = [] } = (await readMachineFile(folder.path)) ?? {};
+  const paths = layers.map(({ file }) => join(folder.path, file));
+  for (const path of process.getuid?.() === 0 ? paths : []) {
+    const { uid, gid, mode } = await stat(path);
+    expect([uid, gid, mode & 0o777]).toEqual([0, 0, 0o444]);
+  }
+  const writable: string[] = [];
+  for (const number of await readdir(`/proc/${pid}/fd`)) {
+    const path = (await unlessMissing(readlink(`/proc/${pid}/fd/${number}`))) ?? '';
+    if (paths.includes(path)) {
+      const text = await readFile(`/proc/${pid}/fdinfo/${number}`, 'utf8');
+      const flags = Number.parseInt(/^flags:\s*(\d+)/m.exec(text)?.[1] ?? '', 8);
+      writable.push(...((flags & ACCESS_MODE) === constants.O_RDONLY ? [] : [path]));
+    }
+  }
+  expect(writable).toEqual([]);
 }
 
 describe('snapshots of a machine', { timeout: 4 * BOOT_DEADLINE_MILLISECONDS }, () => {
@@ -130,8 +154,10 @@ describe('snapshots of a machine', { timeout: 4 * BOOT_DEADLINE_MILLISECONDS }, 
     await take('latest');
     await driver.keepSnapshots(folder, new Set(['latest']));
     // The process opened the lowest of these layers at its start, and froze the others.
-    await driver.mergeLayers(folder, signal);
+    await expectSealed(machine, await machine.pid());
+    expect(await driver.mergeLayers(folder, signal)).toBe(true);
     await expectFiles(2);
+    await expectSealed(machine, await machine.pid());
     await take('again');
     await machine.stop(0);
     await driver.keepSnapshots(folder, new Set(['again']));
