@@ -169,6 +169,17 @@ it('lists entries in each state, Images on hosts, and images that everybody may 
   ]);
 });
 
+it('counts a host once that has an image as a disk alone and as a disk with memory', async () => {
+  const disk = { ...PRIVATE, sizeBytes: 15_000_000 };
+  const publicDisk = { ...PUBLIC, sizeBytes: 15_000_000 };
+  const hosts = [host('one', PRIVATE, disk, PUBLIC, publicDisk)];
+  const images = [image('platform-ci', 'golden')];
+  expect(await listOf({ hosts, images })).toMatchObject([
+    { image: 'golden', nodes: 1 },
+    { image: 'registry.example/team/image', nodes: 1 },
+  ]);
+});
+
 it('shows a tag once, however many versions of it hosts have, and an entry that is being deleted', async () => {
   const older: CachedContent = { names: [contentName('sha256:older'), REFERENCE] };
   const hosts = [host('one', PUBLIC), host('two', older), host('three', older)];

@@ -191,7 +191,7 @@ export async function cacheList(access: CacheAccess): Promise<CacheList> {
   const items = new Map<string, ListItem>();
   // An entry tells most about an image, so its item replaces the others.
   for (const item of [...publicItems(access.hosts), ...objects, ...own]) {
-    items.set([item.image, item.tag].join(' '), item);
+    items.set(keyOfItem(item), item);
   }
   return { items: [...items].toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, item]) => item) };
 }
@@ -213,14 +213,21 @@ interface Content {
   nodes: number;
 }
 
-/** Returns the contents on the hosts by their digests. */
+/**
+ * Returns the contents on the hosts by their digests. A host can list a digest twice, as a disk alone and as a disk with memory. It counts
+ * once, and the size is that of the record which the host lists first.
+ */
 function contentsOf(hosts: readonly HostNode[]): ReadonlyMap<string, Content> {
   const found = new Map<string, Content>();
-  for (const image of hosts.flatMap(({ status }) => status?.images ?? [])) {
-    for (const digest of digestsIn(image.names ?? [])) {
-      const known = found.get(digest) ?? { size: sizeOf(image), nodes: 0 };
-      known.nodes += 1;
-      found.set(digest, known);
+  for (const { status } of hosts) {
+    const counted = new Set<string>();
+    for (const image of status?.images ?? []) {
+      for (const digest of digestsIn(image.names ?? [])) {
+        const known = found.get(digest) ?? { size: sizeOf(image), nodes: 0 };
+        known.nodes += counted.has(digest) ? 0 : 1;
+        counted.add(digest);
+        found.set(digest, known);
+      }
     }
   }
   return found;
@@ -293,23 +300,38 @@ function publicItems(hosts: readonly HostNode[]): ListItem[] {
   // Most hosts have the same images. The names of equal images are parsed only once, because parsing them for each host of a large fleet
   // would block the process for seconds.
   const parsed = new Map<string, ListItem[]>();
-  for (const image of hosts.flatMap(({ status }) => status?.images ?? [])) {
-    const key = `${image.sizeBytes} ${image.names?.join(' ')}`;
-    const items = parsed.get(key) ?? itemsOf(image);
-    parsed.set(key, items);
-    for (const item of items) {
-      item.nodes += 1;
-    }
+  for (const { status } of hosts) {
+    countHost(status?.images ?? [], parsed);
   }
   const found = new Map<string, ListItem>();
   for (const item of [...parsed.values()].flat()) {
-    const key = [item.image, item.tag].join(' ');
+    const key = keyOfItem(item);
     const known = found.get(key) ?? { ...item, nodes: 0 };
     // Hosts can have several versions of a tag. The one that most of them have stands for all.
     const shown = known.nodes > item.nodes ? known : item;
     found.set(key, { ...shown, nodes: known.nodes + item.nodes });
   }
   return [...found.values()];
+}
+
+/** Counts a host once for each name of its images. `parsed` has the items of the images by their sizes and names. */
+function countHost(images: readonly CachedContent[], parsed: Map<string, ListItem[]>): void {
+  const counted = new Set<string>();
+  for (const image of images) {
+    const key = `${image.sizeBytes} ${image.names?.join(' ')}`;
+    const items = parsed.get(key) ?? itemsOf(image);
+    parsed.set(key, items);
+    for (const item of items) {
+      const name = keyOfItem(item);
+      item.nodes += counted.has(name) ? 0 : 1;
+      counted.add(name);
+    }
+  }
+}
+
+/** Returns a key that is the same for items of the same image name. */
+function keyOfItem({ image, tag }: ImageName): string {
+  return [image, tag].join(' ');
 }
 
 function itemsOf(image: CachedContent): ListItem[] {

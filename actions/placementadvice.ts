@@ -1,6 +1,6 @@
 /** Says what to do about a VM that no host can take. All functions are pure. */
-import { HOST_KEY, TAG_LABEL_PREFIX } from '../api/v1alpha1/names.ts';
-import { ALL_REFUSED, type Obstacle, obstaclesIn } from '../api/v1alpha1/obstacles.ts';
+import { HOST_KEY } from '../api/v1alpha1/names.ts';
+import { ALL_REFUSED, type Obstacle, obstaclesIn, requirementText } from '../api/v1alpha1/obstacles.ts';
 import type { Node, NodeSelectorRequirement, Pod } from '../kube/core.ts';
 
 interface Fleet {
@@ -77,21 +77,20 @@ function requestsOf(pod: Pod | undefined): Request[] {
   const byLabel = (term?.matchExpressions ?? []).flatMap((requirement) => labelRequest(requirement) ?? []);
   const byName = (term?.matchFields ?? [])
     .filter(({ operator }) => operator === 'In')
-    .map(({ values = [] }) => ({
-      text: `the name ${values.join(' or ')}`,
-      isMetBy: ({ metadata }: Node) => values.includes(metadata.name),
-    }));
+    .flatMap((requirement) => {
+      const text = requirementText(requirement);
+      const isMetBy = ({ metadata }: Node) => requirement.values?.includes(metadata.name) === true;
+      return text === undefined ? [] : [{ text, isMetBy }];
+    });
   return [...byLabel, ...byName];
 }
 
-function labelRequest({ key, operator, values = [] }: NodeSelectorRequirement): Request | undefined {
-  const isTag = key.startsWith(TAG_LABEL_PREFIX);
-  if (!isTag && key !== 'kubernetes.io/arch') {
+function labelRequest(requirement: NodeSelectorRequirement): Request | undefined {
+  const { key, operator, values = [] } = requirement;
+  const text = requirementText(requirement);
+  if (text === undefined) {
     return undefined;
   }
-  const text = isTag
-    ? `the tag ${key.slice(TAG_LABEL_PREFIX.length)}`
-    : `the architecture ${values.join(' or ')}`;
   const isMetBy = ({ metadata: { labels = {} } }: Node) =>
     operator === 'Exists' ? key in labels : values.includes(labels[key] ?? '');
   return { text, isMetBy };

@@ -9,6 +9,7 @@ it.each([
   [400, `${WEBHOOK}: use our registry`, true],
   [422, `${WEBHOOK} without explanation`, true],
   [403, 'pods is forbidden: User "system:serviceaccount:berth-system:berth-operator" cannot create', false],
+  [403, 'rolebindings.rbac.authorization.k8s.io "x" is forbidden: User "ann" cannot get resource', false],
   [400, 'the body of the request was in an unknown format', false],
   [500, 'Internal error occurred: failed calling webhook "policies.example": connection refused', false],
 ])('status %i with the message "%s" is a refusal of admission: %s', (status, message, expected) => {

@@ -104,7 +104,7 @@ const WEBHOOK_DENIAL = /^admission webhook "[^"]*" denied the request/;
  */
 export function isRefused(error: unknown): error is ApiError {
   return isForbidden(error)
-    ? !/^[a-z./]+( "[^"]*")? is forbidden: User "/.test(error.message)
+    ? !/^[a-z\d./-]+( "[^"]*")? is forbidden: User "/.test(error.message)
     : error instanceof ApiError && WEBHOOK_DENIAL.test(error.message);
 }
 

@@ -2,6 +2,7 @@
  * Texts for the reasons why hosts cannot take a VM. The operator writes these texts, each with a number of hosts, into the message of the
  * condition Scheduled. The `berth` command finds the texts in this message.
  */
+import { TAG_LABEL_PREFIX } from './names.ts';
 
 /** Text for each obstacle. `%` stands for the number of hosts. */
 export const OBSTACLES = {
@@ -54,4 +55,19 @@ export function obstaclesIn(message: string): ReadonlyMap<Obstacle, number> | un
     }
   }
   return found;
+}
+
+/** Requirement that a Pod has for the labels or the fields of its Node, in the form of Kubernetes. */
+interface HostRequirement {
+  readonly key: string;
+  readonly values?: readonly string[];
+}
+
+/** Returns the words for a requirement that a user has set on the VM, for example `the tag gpu`. The result is undefined for all others. */
+export function requirementText({ key, values = [] }: HostRequirement): string | undefined {
+  if (key.startsWith(TAG_LABEL_PREFIX)) {
+    return `the tag ${key.slice(TAG_LABEL_PREFIX.length)}`;
+  }
+  const property = { 'kubernetes.io/arch': 'architecture', 'metadata.name': 'name' }[key];
+  return property === undefined ? undefined : `the ${property} ${values.join(' or ')}`;
 }

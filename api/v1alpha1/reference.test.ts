@@ -53,6 +53,12 @@ describe('names of images', () => {
     );
   });
 
+  it('are no references with a scheme, and the message says what to leave out', () => {
+    expect(() => parseReference('https://ghcr.io/team/image:1')).toThrow(
+      '"https://ghcr.io/team/image:1" is not an image reference: it contains "://". Leave out the scheme, for example https://',
+    );
+  });
+
   it('are references when they have a slash, a colon or an at sign, else names of objects', () => {
     expect(['a/b', 'a:1', `a@${DIGEST}`].map(isImageReference)).toEqual([true, true, true]);
     expect(['a', 'a.b', 'a-b'].map(isImageReference)).toEqual([false, false, false]);

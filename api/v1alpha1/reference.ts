@@ -115,6 +115,9 @@ export function readReference(text: string): Reference | string {
   if (text.length > IMAGE_NAME_LENGTH) {
     return `it is longer than ${IMAGE_NAME_LENGTH} characters`;
   }
+  if (text.includes('://')) {
+    return 'it contains "://". Leave out the scheme, for example https://';
+  }
   const [named = '', digest, ...more] = normaliseImageName(text).split('@');
   const slash = named.indexOf('/');
   const [repository = '', tag, ...rest] = named.slice(slash + 1).split(':');

@@ -135,7 +135,7 @@ function isWithin(quantity: Quantity, minimum: bigint, maximum: bigint): boolean
 function quantity(name: string, description: string, minimum: string, maximum: string) {
   const lowest = parseQuantity(minimum);
   const highest = parseQuantity(maximum);
-  const bounds = `must be a quantity from ${minimum} to ${maximum}`;
+  const bounds = `must be a quantity from ${minimum} to ${maximum}, for example 4Gi`;
   return z
     .union([z.int(), z.string().max(QUANTITY_LENGTH)])
     .refine((value) => isWithin(value, lowest, highest), { error: bounds })

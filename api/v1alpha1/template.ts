@@ -41,13 +41,20 @@ export const objectReferenceSchema = z.object({
   ).optional(),
 });
 
+/** Message about a URL in the place of an OCI reference. Without this check, a VM would fail only on its host. */
+const NO_URL =
+  'must not contain ://. Write an OCI reference without https://, or name an Image whose source.http has the URL';
+
 /** Returns the schema of an OCI reference, or of the name of an Image or ISO object. */
 export function imageName(description: string) {
-  return text(
-    `${description} A text with \`/\`, \`:\` or \`@\` is an OCI reference. Any other text names an object in this namespace or in platform-default.`,
-    IMAGE_NAME_LENGTH,
-    IMAGE_NAME,
-  );
+  return text(description, IMAGE_NAME_LENGTH, IMAGE_NAME)
+    .refine((name) => !name.includes('://'), { error: NO_URL })
+    .meta(
+      documented(
+        `${description} A text with \`/\`, \`:\` or \`@\` is an OCI reference. Any other text names an object in this namespace or in platform-default.`,
+        { rule: "!self.contains('://')", message: NO_URL },
+      ),
+    );
 }
 
 export const imagePullSecretsSchema = z

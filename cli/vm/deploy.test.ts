@@ -316,16 +316,25 @@ it('waits until the VM is ready, if the user wants that', async () => {
 });
 
 it('says in a script why the VM waits, once for each cause, and says nothing to a program', async () => {
-  const condition = {
-    type: 'Scheduled',
-    status: 'False',
-    reason: 'Unschedulable',
-    message: 'No host is free',
-  };
-  const waiting = { ...RUNNING, status: { phase: 'Pending', conditions: [condition] } };
-  const version = [waiting, waiting, RUNNING];
+  const waiting = (type: string, reason: string, message: string) => ({
+    ...RUNNING,
+    status: { phase: 'Pending', conditions: [{ type, status: 'False', reason, message }] },
+  });
+  const version = [
+    waiting('Scheduled', 'PodRefused', 'The quota is used up'),
+    waiting('Scheduled', 'WaitingForScheduler', 'The VM is waiting for the scheduler'),
+    waiting('Scheduled', 'Unschedulable', 'No host is free'),
+    waiting('Scheduled', 'Unschedulable', 'No host is free'),
+    waiting('ImageReady', 'ImageAccessDenied', 'The registry refuses access'),
+    RUNNING,
+  ];
   const { out } = await deployed({ version, output: 'table' });
-  expect(out.mock.calls.filter(([text]) => text === 'VM mac waits: No host is free\n')).toHaveLength(1);
+  const lines = out.mock.calls.map(([text]) => text).filter((text) => text.includes(' waits: '));
+  expect(lines).toEqual([
+    'VM mac waits: The quota is used up\n',
+    'VM mac waits: No host is free\n',
+    'VM mac waits: The registry refuses access\n',
+  ]);
   server?.close();
   const program = await deployed({ version, output: 'json' });
   expect(program.out.mock.calls.flat().join('')).not.toContain('waits');

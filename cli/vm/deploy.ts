@@ -27,7 +27,7 @@ import { estimator, progressLine } from '../progress.ts';
 import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
 import { hostNotFound, readHosts } from '../node.ts';
-import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { classOf } from '../../api/v1alpha1/reasons.ts';
 import { VM_KIND } from './kind.ts';
 import type { VMDeployBody } from '../../api/http/vm.ts';
 import { undefinedIf } from '../../base/errors.ts';
@@ -225,13 +225,8 @@ function itemsOf(metadata: Record<string, string>): VMDeployBody['vmMetadata'] {
   return { items: Object.entries(metadata).map(([key, value]) => ({ key, value })) };
 }
 
-/** Reasons of conditions of a VM that waits until somebody changes something. */
-const CAUSES: ReadonlySet<string> = new Set<Reason>([
-  'Unschedulable',
-  'SecretNotFound',
-  'UserDataSecretRefused',
-  'UserDataInvalid',
-]);
+/** Conditions that tell why a VM waits, if they are False and their reason is no normal state. */
+const CAUSES = ['Scheduled', 'ImageReady', 'UserDataReady'];
 
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */
 const LAST_WRITE_MILLISECONDS = 10_000;
@@ -319,8 +314,10 @@ function waitingLines({ isForPeople, err }: Terminal, { output }: Globals): (vm:
   const isQuiet = isForPeople || (output !== 'table' && output !== 'wide');
   const causes = new Set<string>();
   return (vm) => {
-    const conditions = ['Scheduled', 'UserDataReady'].map((type) => conditionOf(vm, type));
-    const cause = conditions.find((condition) => condition !== undefined && CAUSES.has(condition.reason));
+    const conditions = CAUSES.map((type) => conditionOf(vm, type));
+    const cause = conditions.find(
+      (condition) => condition?.status === 'False' && classOf(condition.reason, 'VM') !== 'state',
+    );
     if (!isQuiet && cause !== undefined && !causes.has(cause.reason)) {
       causes.add(cause.reason);
       err(`VM ${vm.metadata.name} waits: ${printable(cause.message)}\n`);

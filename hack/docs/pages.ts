@@ -50,20 +50,35 @@ export function kindsPage(): string {
 
 interface Definition {
   spec: {
-    versions: { schema: { openAPIV3Schema: { properties: { spec: JsonSchema; status?: JsonSchema } } } }[];
+    versions: {
+      schema: {
+        openAPIV3Schema: {
+          properties: { spec: JsonSchema; status?: JsonSchema };
+          'x-kubernetes-validations'?: readonly { readonly message: string }[];
+        };
+      };
+    }[];
   };
 }
 
+/** Beginning of the message of the rule about the names of objects. */
+const NAME_RULE = 'metadata.name must be';
+
 function section(kind: KindDefinition): string {
   const definition = customResourceDefinition(kind) as unknown as Definition;
-  const { spec, status } = definition.spec.versions[0]?.schema.openAPIV3Schema.properties ?? {};
+  const schema = definition.spec.versions[0]?.schema.openAPIV3Schema;
+  const { spec, status } = schema?.properties ?? {};
+  const rules = (schema?.['x-kubernetes-validations'] ?? []).filter(({ message }) =>
+    message.startsWith(NAME_RULE),
+  );
+  const rule = rules.map(({ message }) => ` Its name must be${message.slice(NAME_RULE.length)}.`).join('');
   const names = [kind.plural, ...kind.shortNames].map((name) => `\`${name}\``).join(', ');
   const scope = kind.namespaced ? 'An object is in a namespace.' : 'An object belongs to the whole cluster.';
   const fields = kind.columns.filter(({ selectable }) => selectable === true).map(({ jsonPath }) => jsonPath);
   const selected = fields.map((path) => `\`${path.slice(1)}\``).join(', ');
   return `## ${kind.kind}
 
-${kind.description} ${scope} Names for \`kubectl\`: ${names}.${selected && ` Fields for \`--field-selector\`: ${selected}.`}
+${kind.description} ${scope}${rule} Names for \`kubectl\`: ${names}.${selected && ` Fields for \`--field-selector\`: ${selected}.`}
 
 ### ${kind.kind} spec
 

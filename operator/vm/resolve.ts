@@ -92,7 +92,8 @@ export function resolve(observed: Resolvable): Resolved | Unresolved {
   const { spec } = observed.vm;
   const config = findConfig(observed);
   if (spec.configRef !== undefined && config === undefined) {
-    const message = `VMConfig ${spec.configRef.name} was not found`;
+    const namespaces = configNamespaces(observed, spec.configRef).join(' and ');
+    const message = `VMConfig ${spec.configRef.name} was not found in ${namespaces}`;
     return { kind: 'wait', reason: 'ConfigNotFound', message };
   }
   const images = resolveImages(observed, config?.spec);
@@ -146,16 +147,24 @@ function installationFault(images: ResolvedImages, { os, architecture }: Resolve
  * Finds the VMConfig of a VM. If the VM states no namespace for it, the function searches the VM's own namespace, then the default
  * namespace.
  */
-export function findConfig({ vm, lookups, config }: Resolvable): VMConfig | undefined {
+export function findConfig(observed: Resolvable): VMConfig | undefined {
+  const { vm, lookups } = observed;
   const ref = vm.spec.configRef;
   if (ref === undefined) {
     return undefined;
   }
-  const namespaces =
-    ref.namespace === undefined ? [vm.metadata.namespace ?? '', config.namespaces.default] : [ref.namespace];
-  return namespaces
+  return configNamespaces(observed, ref)
     .map((namespace) => lookups.vmConfig(ref.name, namespace))
     .find((found) => found !== undefined);
+}
+
+/** Returns the namespaces in which the VMConfig of the VM can be, the first one first. */
+function configNamespaces(
+  { vm, config }: Pick<Resolvable, 'vm' | 'config'>,
+  { namespace }: NonNullable<VMSpec['configRef']>,
+): readonly string[] {
+  const own = vm.metadata.namespace ?? '';
+  return namespace === undefined ? [...new Set([own, config.namespaces.default])] : [namespace];
 }
 
 /** Refuses a serial number for a guest with macOS. The guest would have the one of its image. */
@@ -191,8 +200,12 @@ function unsupportedMode({ networkMode }: Resolved): Unresolved | undefined {
 
 function portNotReservable({ config }: Resolvable, resolved: Resolved): Unresolved | undefined {
   const faults = reservedPorts(resolved).map(({ hostPort }) => whyNotReservable(config.ports, hostPort));
-  const message = faults.filter((fault) => fault !== undefined).join('; ');
-  return message === '' ? undefined : { kind: 'terminal', reason: 'PortNotReservable', message };
+  const found = faults.filter((fault) => fault !== undefined).join('; ');
+  if (found === '') {
+    return undefined;
+  }
+  const message = `The configuration of the operator does not allow the ports of the VM: ${found}. Create the VM again with other ports`;
+  return { kind: 'terminal', reason: 'PortNotReservable', message };
 }
 
 function configIdentity({ metadata }: VMConfig): NonNullable<Resolved['config']> {

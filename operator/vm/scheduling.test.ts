@@ -102,6 +102,32 @@ describe("the scheduler's reasons, in a short form", () => {
     expect(reasonOf()).toBe('The VM is waiting for the scheduler; the VM could not start on rack, tower');
   });
 
+  it('names what the VM requests if no host has it', () => {
+    const spec = hostPodSpec({
+      placement: {
+        dedicatedTo: 'platform-ci',
+        architecture: 'arm64',
+        nodeName: 'rack',
+        required: [{ key: 'tag.berth.dev/gpu', operator: 'Exists' }],
+      },
+      tolerations: [],
+      pullSecrets: [],
+      priorityClassName: 'machines',
+    });
+    const message = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.";
+    const conditions = [{ type: 'PodScheduled', status: 'False', message }];
+    const hints = {
+      portHolder: () => undefined,
+      hosts: () => [],
+      startingHosts: () => [],
+      avoidedNodes: [],
+    };
+    const pod = { spec: { ...spec, containers: [] }, status: { conditions } } as unknown as Pod;
+    expect(schedulingReason(pod, hints).message).toBe(
+      'No host has the architecture, name or tag that the VM requests: the architecture arm64, the tag gpu, the name rack',
+    );
+  });
+
   it.each([
     ['berth.dev/macos-guest', '1', [{}, {}], 'No host can take it: 2 that run no macOS guests'],
     [

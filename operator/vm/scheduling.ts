@@ -14,6 +14,7 @@ import {
   NONE_ABLE,
   NONE_FREE,
   OBSTACLES,
+  requirementText,
 } from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint } from '../../kube/core.ts';
 import { CORDON_TAINT, isPassing, keepsOff, suits } from '../../kube/scheduling.ts';
@@ -89,7 +90,17 @@ export function schedulingReason(pod: Pod, hints: SchedulingHints): SchedulingRe
     return { reason: 'Unschedulable', message: `${ALL_REFUSED}: ${avoided}. ${next}` };
   }
   const holders = message.includes('reserved port') ? heldPorts(pod, hints.portHolder) : '';
-  return { reason: 'Unschedulable', message: `${message}${holders}${tried}` };
+  const requests = message === NO_MATCHING_HOST ? requestedOf(pod) : '';
+  return { reason: 'Unschedulable', message: `${message}${requests}${holders}${tried}` };
+}
+
+/** Returns what the VM requests of its host, after a colon, or an empty text. */
+function requestedOf({ spec }: Pod): string {
+  const required = spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
+  const [{ matchExpressions = [], matchFields = [] } = {}] = required?.nodeSelectorTerms ?? [];
+  const wanted = [...matchExpressions, ...matchFields].filter(({ operator }) => operator !== 'NotIn');
+  const texts = wanted.map(requirementText).filter((text) => text !== undefined);
+  return texts.length === 0 ? '' : `: ${texts.join(', ')}`;
 }
 
 /**

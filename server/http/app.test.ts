@@ -123,7 +123,11 @@ it.each(['/api/v1/imagecache/remove', '/v1/imagecache/remove'])(
   async (url) => {
     const payload = { image: 'ghcr.io/a/b', namespace: 'kube-system', all: true };
     const answer = await server.app.inject({ method: 'POST', url, headers: TOKEN, payload });
-    expect(answer.json()).toMatchObject({ code: 404, message: 'namespaces "kube-system" not found' });
+    const served = 'Berth serves only platform-default and namespaces whose names begin with platform-';
+    expect(answer.json()).toMatchObject({
+      code: 404,
+      message: `namespaces "kube-system" not found: ${served}`,
+    });
   },
 );
 

@@ -1,7 +1,7 @@
 /** Namespaces and names of objects in the paths of requests. */
 import * as z from 'zod';
 import type { App } from './app.ts';
-import { notFound } from './errors.ts';
+import { StatusError } from './errors.ts';
 import { isServedNamespace, type ServedNamespaces } from '../../api/v1alpha1/names.ts';
 import { LABEL, text } from '../../api/v1alpha1/schema.ts';
 import { SAMPLE } from './samples.ts';
@@ -10,11 +10,19 @@ import { SAMPLE } from './samples.ts';
 export function refuseOtherNamespaces(app: App, namespaces: ServedNamespaces): void {
   app.addHook('onRequest', (request, _reply, next) => {
     const { namespace } = request.params as { namespace?: string };
-    if (namespace !== undefined && !isServedNamespace(namespace, namespaces)) {
-      throw notFound('namespaces', namespace);
+    if (namespace !== undefined) {
+      requireServed(namespace, namespaces);
     }
     next();
   });
+}
+
+/** Checks that Berth serves the namespace. @throws StatusError 404 when it does not. The message tells which namespaces it serves. */
+export function requireServed(namespace: string, namespaces: ServedNamespaces): void {
+  if (!isServedNamespace(namespace, namespaces)) {
+    const served = `Berth serves only ${namespaces.default} and namespaces whose names begin with ${namespaces.prefix}`;
+    throw new StatusError(404, `namespaces ${JSON.stringify(namespace)} not found: ${served}`);
+  }
 }
 
 export const NAMESPACES_PATH = '/api/v1/namespaces';

@@ -13,11 +13,10 @@ import {
   cacheSelectionSchema,
 } from '../../api/http/imagecache.ts';
 import type { App } from '../http/app.ts';
-import { notFound, StatusError } from '../http/errors.ts';
+import { StatusError } from '../http/errors.ts';
 import { CACHE_DIALECT } from '../dialect/fields.ts';
 import { decodedImageName, splitImagePath } from '../dialect/aliases.ts';
-import { namespaceParams } from '../http/namespaces.ts';
-import { isServedNamespace } from '../../api/v1alpha1/names.ts';
+import { namespaceParams, requireServed } from '../http/namespaces.ts';
 import type { Services } from '../services.ts';
 import { SAMPLE } from '../http/samples.ts';
 
@@ -206,9 +205,7 @@ function addRemovals(app: App, services: Services): void {
       },
       async (request, reply) => {
         const { image, namespace = namespaces.default, ...selection } = request.body;
-        if (!isServedNamespace(namespace, namespaces)) {
-          throw notFound('namespaces', namespace);
-        }
+        requireServed(namespace, namespaces);
         await services.own.rights.require(request.headers, { ...CHANGE, namespace });
         reply.code(MULTI_STATUS);
         return await change(services, request, { namespace, image }, { action: 'remove', selection });

@@ -49,6 +49,16 @@ it('makes the fields of a VM, from keys of any letter case', () => {
   });
 });
 
+it('refuses a URL as the image, and says where the URL belongs', () => {
+  const { error } = SCHEMA.safeParse({ image: 'https://quay.io/team/image:1' });
+  expect(error?.issues.map(({ path, message }) => [path, message])).toEqual([
+    [
+      ['image'],
+      'must not contain ://. Write an OCI reference without https://, or name an Image whose source.http has the URL',
+    ],
+  ]);
+});
+
 it.each([
   [{ vmConfig: 'c' }, { generateName: 'vm-' }],
   [{ vmConfig: 'c', name: '', shouldGenerateName: true }, { generateName: 'vm-' }],

@@ -100,6 +100,7 @@ const REFUSED_VMS: [string, Spec, ...string[]][] = [
   ['ports on a bridge', { ports: ['8822:22'], network: { mode: 'Bridge' } }, 'spec.ports', 'NAT'],
   ['negative memory', { memory: '-1Gi' }, 'spec.memory', '-1Gi', 'from 64Mi to 16Ti'],
   ['memory below 64Mi', { memory: '63Mi' }, 'spec.memory', '63Mi', 'from 64Mi to 16Ti'],
+  ['a URL as its image', { image: 'https://quay.io/team/image:1' }, 'spec.image', 'must not contain ://'],
   ['memory that is no quantity', { memory: 'much' }, 'spec.memory', 'much', 'from 64Mi to 16Ti'],
   ['no processor', { cpu: 0 }, 'spec.cpu', '0', 'from 1 to 256'],
   ['257 processors', { cpu: 257 }, 'spec.cpu', '257', 'from 1 to 256'],
@@ -162,6 +163,7 @@ describe('the API server refuses, with field and bounds in the message, and does
   it.for([
     ['no source', {}, 'exactly one of'],
     ['two sources', { registry: { reference: 'r.example/i' }, empty: { size: '1Gi' } }, 'exactly one of'],
+    ['a reference with a scheme', { registry: { reference: 'https://r.example/i' } }, 'must not contain ://'],
     ['a shared file above its root', { sharedFile: { path: 'a/../../b' } }, 'spec.source.sharedFile.path'],
     ['an absolute shared file', { sharedFile: { path: '/etc/passwd' } }, 'spec.source.sharedFile.path'],
     [

@@ -52,7 +52,7 @@ describe('Berth installed with kubectl', unless(unfit), () => {
 
   test('deleting it with the commands of the documentation leaves nothing', async () => {
     const text = await readFile(join(ROOT, 'docs', 'operate', 'uninstall.md'), 'utf8');
-    const block = /```sh\n(kubectl delete emulators,vms[\s\S]*?)```/.exec(text)?.[1] ?? '';
+    const block = /```sh\n(kubectl delete runnersets,vmpools,[\s\S]*?)```/.exec(text)?.[1] ?? '';
     const commands = block.trim().split('\n');
     expect(commands).toHaveLength(3);
     for (const command of commands) {
