@@ -13,7 +13,8 @@ import { type Layer, layersFrom, readMachineFile } from '../../agent/drivers/qem
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { machineDocument } from '../fixtures/machines.ts';
 import { Life, liveAs } from './lives.ts';
-import { contentOf, memoryOf, SimulatedHost } from './simulatedqemu.ts';
+import { contentOf, memoryOf } from './simulateddisk.ts';
+import { SimulatedHost } from './simulatedqemu.ts';
 
 const MEMORY_BYTES = 2 ** 20;
 /** Folder in memory, because the agent writes its files to the disk at once. */

@@ -3,12 +3,14 @@
  * the one in its place. Each change of a file or process is a step at which the agent can die.
  */
 import { rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import type { MachineFolder } from '../../agent/drivers/driver.ts';
 import type { GuestPlatform } from '../../agent/drivers/qemu/platform.ts';
 import type * as processes from '../../agent/processes/process.ts';
 import type * as time from '../../base/time.ts';
 import { asStep, lives } from './lives.ts';
-import { commitOverlay, type SimulatedHost } from './simulatedqemu.ts';
+import { commitOverlay, isWritable } from './simulateddisk.ts';
+import type { SimulatedHost } from './simulatedqemu.ts';
 
 type Identity = { pid: number };
 /** Block node of QEMU with a file, and the node under it. */
@@ -52,7 +54,12 @@ export function qemuModules(host: { world: SimulatedHost }) {
         writeFileSync(target, JSON.stringify({ own: host.world.in(folder)?.snapshot }));
       });
       const commitDisk = asStep((node: Disk, { folder }: { folder: string }) => {
-        commitOverlay(folder, node.file.filename, node.backing?.file.filename ?? '');
+        const [top, base] = [node, node.backing].map((one) => one?.file.filename ?? '') as [string, string];
+        // qemu-img also opens the upper file for writing.
+        if (![top, base].every((name) => isWritable(join(folder, name)))) {
+          throw new Error('qemu-img commit: Permission denied');
+        }
+        commitOverlay(folder, top, base);
       });
       return { ...original, createQcow2, convertToRaw, commitDisk };
     },

@@ -3,12 +3,13 @@
  * guest agent and migrations. Its guest counts what is done to it, and writes each count to its disk. So each start shows whether memory and disk
  * are of one moment, and whether a guest has a network that is not itself yet.
  */
-import { readdirSync, readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import { rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { createConnection, createServer, type Server, type Socket } from 'node:net';
-import { dirname, join, resolve } from 'node:path';
+import { join } from 'node:path';
 import type { ProcessIdentity } from '../../agent/processes/process.ts';
 import { afterSync, type PeerCommand } from '../wires/scriptedpeer.ts';
 import { Died, type Life } from './lives.ts';
+import { commitOverlay, type Content, contentOf, isWritable, readJson } from './simulateddisk.ts';
 
 /** Error that QEMU answers with. */
 class Refusal extends Error {}
@@ -27,47 +28,12 @@ interface Commit {
   isDone: boolean;
 }
 
-interface Guest {
+interface Guest extends Content {
   /** Name of the machine as which the guest appears. */
   identity: string;
-  count: number;
   isFrozen: boolean;
-  /** Number of times that the save hooks have run in it. */
-  prepared: number;
   /** Whether the guest continues from saved memory, and was not renewed yet. */
   isOld?: boolean;
-}
-
-type Content = Pick<Guest, 'count' | 'prepared'>;
-type Overlay = { base?: string; own?: Content };
-
-/** Reads a JSON file that is filled up with zeros. */
-function readJson(path: string): unknown {
-  return JSON.parse(readFileSync(path, 'latin1').replaceAll('\0', ''));
-}
-
-/** Content of a disk: an overlay that has no content of its own yet shows its base, which can be a layer in the same folder. */
-export function contentOf(path: string): Content {
-  const { base, own } = readJson(path) as Overlay;
-  const below = base === undefined ? undefined : contentOf(resolve(dirname(path), base));
-  return own ?? below ?? { count: 0, prepared: 0 };
-}
-
-/** Writes the content of an overlay to its base. The overlays above it then have the base under them. */
-export function commitOverlay(folder: string, top: string, base: string): void {
-  const [above, below] = [top, base].map((name) => readJson(join(folder, name)) as Overlay);
-  writeFileSync(join(folder, base), JSON.stringify({ ...below, own: above?.own ?? below?.own }));
-  for (const name of readdirSync(folder).filter((one) => /^disk.*\.qcow2$/.test(one))) {
-    const overlay = readJson(join(folder, name)) as Overlay;
-    if (overlay.base === top) {
-      writeFileSync(join(folder, name), JSON.stringify({ ...overlay, base }));
-    }
-  }
-}
-
-/** Content of the memory that a snapshot has. */
-export function memoryOf(path: string): Content {
-  return readJson(path) as Content;
 }
 
 class Hypervisor {
@@ -365,6 +331,11 @@ class Hypervisor {
           given['device'] !== this.#node
         ) {
           this.#host.faults.push(`${this.uid}: ${top} was to be merged with ${base}`);
+        }
+        for (const file of [base, this.#chain[at - 1]].map((node) => this.#files.get(node ?? '') ?? '')) {
+          if (!isWritable(join(this.folder, file))) {
+            this.#host.faults.push(`${this.uid}: QEMU crashes, because it cannot open ${file} for writing`);
+          }
         }
         this.#writable = base;
         this.#commit = { top, base, questions: 2, isDone: false };
