@@ -45,6 +45,7 @@ import { createDriver } from './server/drivers/create.ts';
 import { ServerMetrics } from './server/metrics.ts';
 import { enqueueServers } from './server/observe.ts';
 import { enqueueJobTimes, JobTimesReconciler } from './vm/times/controller.ts';
+import { JobTimeMetrics } from './vm/times/metrics.ts';
 import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/owner.ts';
 import { DemandReconciler, enqueueDemand } from './server/demand/controller.ts';
 import { VMReconciler } from './vm/controller.ts';
@@ -96,7 +97,11 @@ export function createControllers(options: OperatorOptions): Controllers {
   // The key of a RoleBinding is queued even if the RoleBinding does not exist yet, but only while its namespace exists.
   const hasNamespace = (key: string) => namespaces.cache.get(refOf(key).namespace ?? '') !== undefined;
   const plain = plainControllers(options, watches);
-  const times = new JobTimesReconciler({ ...options, namespaces });
+  const times = new JobTimesReconciler({
+    ...options,
+    namespaces,
+    metrics: new JobTimeMetrics(options.registry),
+  });
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
     controllers: [

@@ -97,6 +97,65 @@ const powerSchema = z
   })
   .prefault({});
 
+/** Names that only resolve in the cluster, and addresses of this machine. Nobody else reads what is sent to them. */
+const NEAR = /^(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]|(?:[^.]+\.){2}svc(?:\..+)?)$/;
+const LOOPBACK = /^(?:localhost|127\..*|\[::1\])$/;
+
+/** Prometheus, from which the console reads how long jobs waited and ran. Without it, the console shows what the operator keeps. */
+const prometheusSchema = z
+  .strictObject({
+    /**
+     * Address of Prometheus, or of a program that answers its queries. It has the scheme https, or http for loopback addresses and for the names
+     * of Services (`NAME.NAMESPACE.svc`). It can have a path.
+     */
+    address: z
+      .url({ protocol: /^https?$/, error: 'must be a URL with https or http' })
+      .max(1_024)
+      .refine(
+        (text) => {
+          const url = URL.parse(text);
+          return (
+            url !== null && [url.username, url.password, url.search, url.hash].every((part) => part === '')
+          );
+        },
+        { error: 'must have no user, no query and no fragment' },
+      )
+      .refine((text) => isOver('https:', text) || NEAR.test(URL.parse(text)?.hostname ?? ''), {
+        error: 'must use https, because only loopback addresses and names NAME.NAMESPACE.svc may use http',
+      }),
+    /** File with the certificates of the authorities that sign the certificate of Prometheus, as PEM. The default is the public authorities. */
+    caFile: z.string().min(1).optional(),
+    /** File with a bearer token. The server reads it again for each request. */
+    tokenFile: z.string().min(1).optional(),
+    /** Labels by which Prometheus tells the metrics of this cluster from those of others. */
+    labels: z
+      .record(z.string().regex(/^[a-zA-Z_]\w*$/, 'must be the name of a label'), z.string().max(256))
+      .refine((labels) => Object.keys(labels).length <= 8, { error: 'must have at most 8 labels' })
+      .refine((labels) => !['vm_namespace', 'le'].some((name) => name in labels), {
+        error: 'must not contain vm_namespace or le, which the server sets',
+      })
+      .default({}),
+  })
+  .refine(({ address, caFile }) => caFile === undefined || isOver('https:', address), {
+    path: ['caFile'],
+    error: 'must be absent, because prometheus.address uses http',
+  })
+  .refine(
+    ({ address, tokenFile }) =>
+      tokenFile === undefined ||
+      isOver('https:', address) ||
+      LOOPBACK.test(URL.parse(address)?.hostname ?? ''),
+    {
+      path: ['tokenFile'],
+      error: 'must be absent, because prometheus.address uses http, and others could read the token',
+    },
+  );
+export type PrometheusConfig = z.infer<typeof prometheusSchema>;
+
+function isOver(protocol: string, address: string): boolean {
+  return URL.parse(address)?.protocol === protocol;
+}
+
 export const configSchema = z
   .strictObject({
     http: httpSchema,
@@ -109,6 +168,7 @@ export const configSchema = z
         prefix: z.string().min(1).default(NAMESPACE_PREFIX),
       })
       .prefault({}),
+    prometheus: prometheusSchema.optional(),
     /** Largest DPI of a display. It must be the same maximum as in the installed CRDs. */
     dpiMaximum: z.union([z.literal(240), z.literal(320)]).default(240),
     metrics: z.strictObject({ address: z.string().default(':9443') }).prefault({}),

@@ -1,5 +1,6 @@
 /** Times of jobs in the last 24 hours, as charts show them. */
 import { JOB_TIMES_LIMIT, JOB_TIMES_MILLISECONDS } from '../../api/v1alpha1/jobtimelimits.ts';
+import type { JobTotals, TimesAnswer, TimeTotal } from '../../api/http/consoletimes.ts';
 import { compareTexts } from './texts.ts';
 
 /** Numbers of five minutes, as the server sends them: their index since 1970, and count, sum and longest time of the waits and of the runs. */
@@ -17,15 +18,52 @@ export type TimeMeasure = 'waited' | 'ran';
 /** Five minutes of a chart. */
 export interface Bar {
   readonly count: number;
-  /** Mean and longest time in seconds. */
+  /** Mean and longest time in seconds. Of Prometheus, the longest is the time within which 95 % of the jobs were. */
   readonly mean: number;
   readonly longest: number;
 }
 
 const PLACES = { waited: 1, ran: 4 } as const;
 
+/** Where the shown numbers are from. Prometheus does not know the longest time, and shows the time within which 95 % of the jobs were. */
+export type TimesSource = 'operator' | 'prometheus';
+
+/** Numbers of one measure, as the page shows them. */
+export interface ShownTimes {
+  readonly bars: readonly Bar[];
+  readonly hour: Bar;
+  readonly day: Bar;
+}
+
+/** Number of bars of an hour. */
+const HOUR_BARS = 3_600_000 / JOB_TIMES_MILLISECONDS;
+
+/** Returns what the page shows of an answer. `now` is in milliseconds. */
+export function shownTimes(
+  { prometheus, documents = [] }: TimesAnswer,
+  measure: TimeMeasure,
+  now: number,
+): ShownTimes {
+  const bars = timeBars(prometheus === undefined ? documents : [prometheus], measure, now);
+  const total = (period: JobTotals | undefined, count: number) =>
+    period === undefined ? totalOf(bars, count) : barOf(period[measure]);
+  return {
+    bars,
+    hour: total(prometheus?.hour, HOUR_BARS),
+    day: total(prometheus?.day, JOB_TIMES_LIMIT),
+  };
+}
+
+function barOf({ count, sum, highest }: TimeTotal): Bar {
+  return { count, mean: count === 0 ? 0 : sum / count, longest: highest };
+}
+
 /** Returns the bars of the last 24 hours, the oldest first. The documents are of different namespaces. `now` is in milliseconds. */
-export function timeBars(documents: readonly TimesDocument[], measure: TimeMeasure, now: number): Bar[] {
+export function timeBars(
+  documents: readonly Pick<TimesDocument, 'entries'>[],
+  measure: TimeMeasure,
+  now: number,
+): Bar[] {
   const last = Math.floor(now / JOB_TIMES_MILLISECONDS);
   const sums = Array.from({ length: JOB_TIMES_LIMIT }, () => ({ count: 0, sum: 0, longest: 0 }));
   const place = PLACES[measure];

@@ -1,7 +1,11 @@
 /** Chooses the rows of a long list that the page has. The other rows are only empty space above and below. */
 
-/** Largest number of rows in the page. It is enough for a screen of 6,000 pixels. */
+/** Largest number of rows in the page. It is enough for a screen of 5,000 pixels. */
 export const ROWS_IN_PAGE = 200;
+/** Height of the row of a table in pixels. The style sheet has the same height. */
+export const ROW_HEIGHT = 30;
+/** Distance in pixels that a table scrolls before it is rendered again. It is less than the spare rows above and below the visible ones. */
+export const ROWS_STEP = 10 * ROW_HEIGHT;
 /** Number of rows above and below the visible ones. With them, a scroll shows rows before the next render. */
 const SPARE_ROWS = 20;
 

@@ -1,6 +1,6 @@
 /** Who may use a namespace: its members, its service accounts, and new tokens of them. */
 import type { ComponentChildren } from 'preact';
-import { useEffect, useState } from 'preact/hooks';
+import { useEffect, useRef, useState } from 'preact/hooks';
 import type { TokenItem } from '../../api/http/serviceaccount.ts';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
 import type { Api } from '../data/api.ts';
@@ -150,13 +150,8 @@ function Accounts({ accounts, tools }: AccountsProps) {
     );
   const showToken = (name: string) =>
     show(<TokenDialog key={name} api={api} path={pathOf(name)} name={name} onClose={close} />);
-  const create = async (values: Record<string, unknown>) => {
-    const name = String(values['name']);
-    await api.send('POST', pathOf(name));
-    // A new account is of no use without a token.
-    showToken(name);
-    await act(`Service account ${name} was created`, async () => await Promise.resolve());
-  };
+  const created = (name: string) =>
+    void act(`Service account ${name} was created`, async () => await Promise.resolve());
   return (
     <section aria-labelledby="accounts-title">
       <h2 id="accounts-title">Service accounts</h2>
@@ -194,11 +189,10 @@ function Accounts({ accounts, tools }: AccountsProps) {
         type="button"
         onClick={() =>
           show(
-            <NameDialog
-              title="New service account"
-              description="Lower-case letters, digits and dashes."
-              submit="Create"
-              onSubmit={create}
+            <NewAccountDialog
+              api={api}
+              path={`${scope}/serviceaccounts`}
+              onCreated={created}
               onClose={close}
             />,
           )
@@ -218,9 +212,9 @@ interface NameDialogProps {
   readonly onClose: () => void;
 }
 
-/** Asks for a name. The server checks it. */
-function NameDialog({ title, description, submit, onSubmit, onClose }: NameDialogProps) {
-  const field: FormField = {
+/** Returns the field of a name. The server checks it. */
+function nameField(description: string): FormField {
+  return {
     path: 'name',
     kind: 'text',
     description,
@@ -230,9 +224,14 @@ function NameDialog({ title, description, submit, onSubmit, onClose }: NameDialo
     maximum: undefined,
     length: NAME_LENGTH,
   };
+}
+
+/** Asks for a name. */
+function NameDialog({ title, description, submit, onSubmit, onClose }: NameDialogProps) {
+  const fields = [nameField(description)];
   return (
     <Dialog title={title} onClose={onClose}>
-      <SchemaForm fields={[field]} submit={submit} busy="Sending…" onSubmit={onSubmit} onCancel={onClose} />
+      <SchemaForm fields={fields} submit={submit} busy="Sending…" onSubmit={onSubmit} onCancel={onClose} />
     </Dialog>
   );
 }
@@ -248,36 +247,113 @@ interface TokenDialogProps {
   readonly onClose: () => void;
 }
 
-/** Makes a token, and shows it until the dialog is closed. It is nowhere else in the page. */
+/** Makes a token of an account, and shows it. */
 function TokenDialog({ api, path, name, onClose }: TokenDialogProps) {
   const [made, setMade] = useState<TokenItem>();
-  const [isCopied, setCopied] = useState(false);
   const create = async (body: Record<string, unknown>) =>
     setMade(await api.send<TokenItem>('POST', `${path}/token`, body));
-  if (made === undefined) {
-    return (
-      <Dialog title={`New token of ${name}`} onClose={onClose}>
-        <WithFields api={api} form="token">
-          {(fields) => (
-            <SchemaForm
-              fields={fields}
-              initial={{ duration: TOKEN_LIFE }}
-              submit="Create"
-              busy="Creating…"
-              onSubmit={create}
-              onCancel={onClose}
-            />
-          )}
-        </WithFields>
-      </Dialog>
-    );
-  }
-  const { token, expirationTimestamp, message } = made;
-  const copy = () =>
-    void navigator.clipboard.writeText(token).then(
-      () => setCopied(true),
-      () => setCopied(false),
-    );
+  return made === undefined ? (
+    <TokenForm
+      api={api}
+      title={`New token of ${name}`}
+      before={[]}
+      submit="Create"
+      onSubmit={create}
+      onClose={onClose}
+    />
+  ) : (
+    <MadeToken name={name} item={made} onClose={onClose} />
+  );
+}
+
+interface NewAccountDialogProps {
+  readonly api: Api;
+  /** Path of the service accounts. */
+  readonly path: string;
+  /** Called when the account was created, which is before its token is. */
+  readonly onCreated: (name: string) => void;
+  readonly onClose: () => void;
+}
+
+/** Makes an account with its first token, because an account is of no use without one. */
+function NewAccountDialog({ api, path, onCreated, onClose }: NewAccountDialogProps) {
+  const [made, setMade] = useState<{ readonly name: string; readonly item: TokenItem }>();
+  const created = useRef<string | undefined>(undefined);
+  const create = async ({ name: value, ...body }: Record<string, unknown>) => {
+    const name = String(value);
+    const own = `${path}/${encodeURIComponent(name)}`;
+    // After a mistake in the fields of the token, the account is there already.
+    if (created.current !== name) {
+      await api.send('POST', own);
+      created.current = name;
+      onCreated(name);
+    }
+    setMade({ name, item: await api.send<TokenItem>('POST', `${own}/token`, body) });
+  };
+  return made === undefined ? (
+    <TokenForm
+      api={api}
+      title="New service account"
+      before={[nameField('Lower-case letters, digits and dashes.')]}
+      submit="Create with a token"
+      onSubmit={create}
+      onClose={onClose}
+    />
+  ) : (
+    <MadeToken {...made} onClose={onClose} />
+  );
+}
+
+interface TokenFormProps {
+  readonly api: Api;
+  readonly title: string;
+  /** Fields before those of the token. */
+  readonly before: readonly FormField[];
+  readonly submit: string;
+  readonly onSubmit: (values: Record<string, unknown>) => Promise<void>;
+  readonly onClose: () => void;
+}
+
+function TokenForm({ api, title, before, submit, onSubmit, onClose }: TokenFormProps) {
+  return (
+    <Dialog title={title} onClose={onClose}>
+      <WithFields api={api} form="token">
+        {(fields) => (
+          <SchemaForm
+            fields={[...before, ...fields]}
+            initial={{ duration: TOKEN_LIFE }}
+            submit={submit}
+            busy="Creating…"
+            onSubmit={onSubmit}
+            onCancel={onClose}
+          />
+        )}
+      </WithFields>
+    </Dialog>
+  );
+}
+
+interface MadeTokenProps {
+  readonly name: string;
+  readonly item: TokenItem;
+  readonly onClose: () => void;
+}
+
+/** Shows a token until the dialog is closed. It is nowhere else in the page. */
+function MadeToken({ name, item, onClose }: MadeTokenProps) {
+  const { token, expirationTimestamp, message } = item;
+  const [copied, setCopied] = useState<'copied' | 'failed'>();
+  const text = useRef<HTMLTextAreaElement>(null);
+  const copy = async () => {
+    try {
+      // Without TLS, browsers have no clipboard for pages.
+      await navigator.clipboard.writeText(token);
+      setCopied('copied');
+    } catch {
+      text.current?.select();
+      setCopied('failed');
+    }
+  };
   return (
     <Dialog title={`Token of ${name}`} onClose={onClose}>
       <p>
@@ -288,10 +364,15 @@ function TokenDialog({ api, path, name, onClose }: TokenDialogProps) {
         .
       </p>
       {message === undefined ? null : <p class="stale">{message}.</p>}
-      <textarea class="token" readOnly rows={6} aria-label="Token" value={token} />
+      <textarea class="token" readOnly rows={6} aria-label="Token" value={token} ref={text} />
+      {copied === 'failed' ? (
+        <p class="stale" role="status">
+          The browser did not copy the token. It is selected: copy it with the keyboard.
+        </p>
+      ) : null}
       <div class="actions">
-        <button type="button" onClick={copy}>
-          {isCopied ? 'Copied' : 'Copy'}
+        <button type="button" onClick={() => void copy()}>
+          {copied === 'copied' ? 'Copied' : 'Copy'}
         </button>
         <button type="button" class="primary" onClick={onClose}>
           Done

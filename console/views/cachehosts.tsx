@@ -1,15 +1,12 @@
 /** The image cache, grouped by the hosts. */
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { hostCaches } from '../model/objects.ts';
-import { visibleRange } from '../model/visible.ts';
+import { ROW_HEIGHT, ROWS_STEP, visibleRange } from '../model/visible.ts';
 import { useViewport } from './hooks.ts';
 import { Space } from './space.tsx';
 
-/** Height of a row in pixels. The style sheet has the same height. */
-const ROW_HEIGHT = 30;
-
 export function CacheHosts({ entries }: { readonly entries: readonly ImageCacheEntry[] }) {
-  const [element, viewport] = useViewport();
+  const [element, viewport] = useViewport(ROWS_STEP);
   const hosts = hostCaches(entries);
   const { first, end, above, below } = visibleRange(hosts.length, ROW_HEIGHT, viewport);
   return (

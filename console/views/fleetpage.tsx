@@ -89,7 +89,7 @@ function Figure({ name, value }: { readonly name: string; readonly value: number
 }
 
 function Harbour({ fleet, piers }: { readonly fleet: LiveFleet; readonly piers: readonly Pier[] }) {
-  const [element, viewport] = useViewport();
+  const [element, viewport] = useViewport(PIER_ROW_HEIGHT);
   const columns = columnsIn(viewport.width);
   const rows = Math.ceil(piers.length / columns);
   const { first, end, above, below } = visibleRange(rows, PIER_ROW_HEIGHT, viewport, SPARE_PIER_ROWS);

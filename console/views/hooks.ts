@@ -22,8 +22,13 @@ export function usePlace(): Place {
   return parsePlace(hash);
 }
 
-/** Returns the visible part of the element, which scrolls its content, and its width in pixels. */
-export function useViewport(): [RefObject<HTMLDivElement | null>, Viewport & { readonly width: number }] {
+/**
+ * Returns the visible part of the element, which scrolls its content, and its width in pixels. The top is rounded down to a multiple of `step`
+ * pixels, because the view is rendered again after each change of it.
+ */
+export function useViewport(
+  step: number,
+): [RefObject<HTMLDivElement | null>, Viewport & { readonly width: number }] {
   const element = useRef<HTMLDivElement>(null);
   const [viewport, setViewport] = useState({ top: 0, height: 600, width: 800 });
   useEffect(() => {
@@ -31,8 +36,13 @@ export function useViewport(): [RefObject<HTMLDivElement | null>, Viewport & { r
     if (current === null) {
       return undefined;
     }
-    const look = () =>
-      setViewport({ top: current.scrollTop, height: current.clientHeight, width: current.clientWidth });
+    const look = () => {
+      const { scrollTop, clientHeight: height, clientWidth: width } = current;
+      const top = Math.floor(scrollTop / step) * step;
+      setViewport((last) =>
+        last.top === top && last.height === height && last.width === width ? last : { top, height, width },
+      );
+    };
     const observer = new ResizeObserver(look);
     observer.observe(current);
     current.addEventListener('scroll', look, { passive: true });
@@ -40,6 +50,6 @@ export function useViewport(): [RefObject<HTMLDivElement | null>, Viewport & { r
       observer.disconnect();
       current.removeEventListener('scroll', look);
     };
-  }, []);
+  }, [step]);
   return [element, viewport];
 }

@@ -21,7 +21,7 @@ export function LogView({ api, vm: { namespace, name } }: LogViewProps) {
     return () => live.stop();
   }, [live]);
   useChanges(live.views);
-  const [element, viewport] = useViewport();
+  const [element, viewport] = useViewport(LINE_HEIGHT);
   const count = useRef(0);
   const { lines } = live;
   const isAtEnd = viewport.top + viewport.height >= (count.current - 2) * LINE_HEIGHT;

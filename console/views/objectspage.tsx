@@ -9,7 +9,7 @@ import { LiveObjects } from '../data/liveobjects.ts';
 import { filteredObjects } from '../model/columns.ts';
 import { formatPlace, type Place } from '../model/place.ts';
 import { compareTexts } from '../model/texts.ts';
-import { visibleRange } from '../model/visible.ts';
+import { ROW_HEIGHT, ROWS_STEP, visibleRange } from '../model/visible.ts';
 import { CacheHosts } from './cachehosts.tsx';
 import { FilterBox } from './filterbox.tsx';
 import { useChanges, useViewport } from './hooks.ts';
@@ -26,9 +26,6 @@ interface ObjectsPageProps {
   readonly place: Extract<Place, { page: 'objects' }>;
   readonly namespace: string | undefined;
 }
-
-/** Height of a row in pixels. The style sheet has the same height. */
-const ROW_HEIGHT = 30;
 
 export function ObjectsPage({ api, list: { name, table }, place, namespace }: ObjectsPageProps) {
   const live = useMemo(() => new LiveObjects(api, table, namespace), [api, table, namespace]);
@@ -113,7 +110,7 @@ interface ObjectTableProps {
 }
 
 function ObjectTable({ objects, columns, hasNamespaces }: ObjectTableProps) {
-  const [element, viewport] = useViewport();
+  const [element, viewport] = useViewport(ROWS_STEP);
   const { first, end, above, below } = visibleRange(objects.length, ROW_HEIGHT, viewport);
   return (
     // The keyboard scrolls the table, which may have no links.

@@ -1,4 +1,5 @@
 /** One host of the harbour, with its berths. */
+import { useMemo } from 'preact/hooks';
 import type { Berth, PierState, Occupant, Pier } from '../model/harbour.ts';
 import { formatPlace } from '../model/place.ts';
 import { toneOf } from '../model/vms.ts';
@@ -14,7 +15,12 @@ const LABELS: Readonly<Partial<Record<PierState, string>>> = {
   closed: 'closed',
 };
 
+/** A card that is rendered again only after a change of it. Each render of the fleet makes all piers anew. */
 export function PierCard({ pier }: { readonly pier: Pier }) {
+  return useMemo(() => <Card pier={pier} />, [JSON.stringify(pier)]);
+}
+
+function Card({ pier }: { readonly pier: Pier }) {
   const { name, namespace, state, why, slots, used, berths, hidden, architecture, tags } = pier;
   const label = LABELS[state];
   const facts = [`Host ${name}`, architecture, `namespace ${namespace}`, ...tags.map((tag) => `tag ${tag}`)];

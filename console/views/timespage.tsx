@@ -1,5 +1,6 @@
 /** How long jobs waited and ran in the last 24 hours. */
 import { useEffect, useState } from 'preact/hooks';
+import type { TimesAnswer } from '../../api/http/consoletimes.ts';
 import { JOB_TIMES_NAMESPACES } from '../../api/v1alpha1/jobtimelimits.ts';
 import type { Api } from '../data/api.ts';
 import { freshnessAfter, type Freshness } from '../data/follow.ts';
@@ -10,10 +11,10 @@ import {
   formatSeconds,
   type TimeMeasure,
   placeOfTime,
-  timeBars,
+  shownTimes,
   type TimesDocument,
+  type TimesSource,
   topOf,
-  totalOf,
 } from '../model/times.ts';
 import { Notice, ReadState, StaleNotice } from './states.tsx';
 
@@ -31,8 +32,7 @@ const TITLES: Readonly<Record<TimeMeasure, string>> = {
 };
 
 export function TimesPage({ api, namespace }: TimesPageProps) {
-  const { documents, freshness } = useTimes(api, namespace);
-  const now = Date.now();
+  const { answer, freshness } = useTimes(api, namespace);
   const where = namespace === undefined ? 'in all namespaces' : `in namespace ${namespace}`;
   return (
     // The keyboard scrolls the page, which has no links.
@@ -43,27 +43,68 @@ export function TimesPage({ api, namespace }: TimesPageProps) {
         </h1>
       </header>
       <StaleNotice freshness={freshness} />
-      {documents === undefined ? (
+      {answer === undefined ? (
         <ReadState freshness={freshness} what="VMs" namespace={namespace} />
-      ) : documents.length === 0 ? (
-        <Notice title="There are no numbers of jobs">
-          <p>
-            A VM counts when it first runs and when it ends. A VM of a pool counts from its claim. The numbers
-            are here about two minutes later.
-          </p>
-          <p>
-            The operator keeps the numbers of {JOB_TIMES_NAMESPACES} namespaces. Jobs in further ones are not
-            counted.
-          </p>
-        </Notice>
       ) : (
-        <>
-          <Chart documents={documents} measure="waited" now={now} />
-          <Chart documents={documents} measure="ran" now={now} />
-          <Begun documents={documents} />
-        </>
+        <Answer answer={answer} />
       )}
     </div>
+  );
+}
+
+function Answer({ answer }: { readonly answer: TimesAnswer }) {
+  const { prometheus, documents = [], refusal } = answer;
+  const now = Date.now();
+  const isEmpty = documents.length === 0 && (prometheus?.entries.length ?? 0) === 0;
+  return (
+    <>
+      {refusal === undefined ? null : (
+        <p class="stale" role="status">
+          {refusal}. This page shows the numbers of the operator until Prometheus answers.
+        </p>
+      )}
+      {isEmpty ? (
+        <NoTimes source={sourceOf(answer)} />
+      ) : (
+        <>
+          <Chart answer={answer} measure="waited" now={now} />
+          <Chart answer={answer} measure="ran" now={now} />
+          {prometheus === undefined ? <Begun documents={documents} /> : <OfPrometheus />}
+        </>
+      )}
+    </>
+  );
+}
+
+function sourceOf({ prometheus }: TimesAnswer): TimesSource {
+  return prometheus === undefined ? 'operator' : 'prometheus';
+}
+
+function NoTimes({ source }: { readonly source: TimesSource }) {
+  return (
+    <Notice title="There are no numbers of jobs">
+      <p>
+        A VM counts when it first runs and when it ends. A VM of a pool counts from its claim. The numbers are
+        here some minutes later.
+      </p>
+      {source === 'prometheus' ? (
+        <p>The numbers are those of Prometheus.</p>
+      ) : (
+        <p>
+          The operator keeps the numbers of {JOB_TIMES_NAMESPACES} namespaces. Jobs in further ones are not
+          counted.
+        </p>
+      )}
+    </Notice>
+  );
+}
+
+function OfPrometheus() {
+  return (
+    <p class="calm">
+      The numbers are those of Prometheus, which estimates them between its scrapes. It does not know the
+      longest time, so the charts show the time within which 95 % of the jobs were.
+    </p>
   );
 }
 
@@ -86,29 +127,33 @@ function Begun({ documents }: { readonly documents: readonly TimesDocument[] }) 
 const WIDTH = 864;
 const HEIGHT = 140;
 const HOURS = 24;
-/** Bars of the last hour. */
-const HOUR_BARS = 12;
 /** Hours between two labels of the time. */
 const LABEL_HOURS = 3;
 
 interface ChartProps {
-  readonly documents: readonly TimesDocument[];
+  readonly answer: TimesAnswer;
   readonly measure: TimeMeasure;
   readonly now: number;
 }
 
-function Chart({ documents, measure, now }: ChartProps) {
-  const bars = timeBars(documents, measure, now);
+/** Names of the higher time of each bar. */
+const HIGHEST: Readonly<Record<TimesSource, { readonly title: string; readonly after: string }>> = {
+  operator: { title: 'Longest', after: 'at most' },
+  prometheus: { title: '95 % within', after: 'for 95 % of them at most' },
+};
+
+function Chart({ answer, measure, now }: ChartProps) {
+  const { bars, hour, day } = shownTimes(answer, measure, now);
+  const { title, after } = HIGHEST[sourceOf(answer)];
   const top = topOf(bars);
-  const [hour, day] = [totalOf(bars, HOUR_BARS), totalOf(bars, bars.length)];
   const id = `${measure}-title`;
-  const begun = begunOf(documents);
+  const begun = begunOf(answer.documents ?? []);
   const mark = begun?.hasEarlier === true ? placeOfTime(begun.at, now) : undefined;
-  const text = `${day.count} jobs in 24 hours, ${formatSeconds(day.mean)} on average, ${formatSeconds(day.longest)} at most`;
+  const text = `${formatCount(day.count)} in 24 hours, ${formatSeconds(day.mean)} on average, ${formatSeconds(day.longest)} ${after}`;
   return (
     <section aria-labelledby={id}>
       <h2 id={id}>{TITLES[measure]}</h2>
-      <Totals hour={hour} day={day} />
+      <Totals hour={hour} day={day} highest={title} />
       <svg class="chart" viewBox={`-2 -14 ${WIDTH + 62} ${HEIGHT + 34}`} role="img" aria-label={text}>
         {[0.5, 1].map((share) => (
           <g key={share}>
@@ -118,7 +163,7 @@ function Chart({ documents, measure, now }: ChartProps) {
             </text>
           </g>
         ))}
-        <Bars bars={bars} top={top} />
+        <Bars bars={bars} top={top} after={after} />
         <line class="axis" x1="0" x2={WIDTH} y1={HEIGHT} y2={HEIGHT} />
         {hourLabels(now).map(({ x, label }) => (
           <text key={label} x={x} y={HEIGHT + 16} text-anchor="middle">
@@ -132,7 +177,8 @@ function Chart({ documents, measure, now }: ChartProps) {
         )}
       </svg>
       <p class="legend calm">
-        <span class="legend-mean" /> average of five minutes <span class="legend-longest" /> longest
+        <span class="legend-mean" /> average of five minutes <span class="legend-longest" />{' '}
+        {title.toLowerCase()}
         {mark === undefined ? null : (
           <>
             {' '}
@@ -144,7 +190,13 @@ function Chart({ documents, measure, now }: ChartProps) {
   );
 }
 
-function Bars({ bars, top }: { readonly bars: readonly Bar[]; readonly top: number }) {
+interface BarsProps {
+  readonly bars: readonly Bar[];
+  readonly top: number;
+  readonly after: string;
+}
+
+function Bars({ bars, top, after }: BarsProps) {
   const width = WIDTH / bars.length;
   const heightOf = (seconds: number) => Math.max(1, (seconds / top) * HEIGHT);
   return (
@@ -167,7 +219,7 @@ function Bars({ bars, top }: { readonly bars: readonly Bar[]; readonly top: numb
               y={HEIGHT - heightOf(mean)}
               height={heightOf(mean)}
             />
-            <title>{`${count} jobs: ${formatSeconds(mean)} on average, ${formatSeconds(longest)} at most`}</title>
+            <title>{`${formatCount(count)}: ${formatSeconds(mean)} on average, ${formatSeconds(longest)} ${after}`}</title>
           </g>
         ),
       )}
@@ -190,7 +242,19 @@ function hourLabels(now: number): { readonly x: number; readonly label: string }
   return labels;
 }
 
-function Totals({ hour, day }: { readonly hour: Bar; readonly day: Bar }) {
+/** Returns the number of jobs with its word. Estimates are no whole numbers. */
+function formatCount(count: number): string {
+  const jobs = Math.round(count);
+  return `${jobs} ${jobs === 1 ? 'job' : 'jobs'}`;
+}
+
+interface TotalsProps {
+  readonly hour: Bar;
+  readonly day: Bar;
+  readonly highest: string;
+}
+
+function Totals({ hour, day, highest }: TotalsProps) {
   return (
     <table class="facts-table totals">
       <thead>
@@ -198,7 +262,7 @@ function Totals({ hour, day }: { readonly hour: Bar; readonly day: Bar }) {
           <th scope="col">Time</th>
           <th scope="col">Jobs</th>
           <th scope="col">Average</th>
-          <th scope="col">Longest</th>
+          <th scope="col">{highest}</th>
         </tr>
       </thead>
       <tbody>
@@ -210,7 +274,7 @@ function Totals({ hour, day }: { readonly hour: Bar; readonly day: Bar }) {
         ).map(([name, { count, mean, longest }]) => (
           <tr key={name}>
             <th scope="row">{name}</th>
-            <td>{count}</td>
+            <td>{Math.round(count)}</td>
             <td>{count === 0 ? '' : formatSeconds(mean)}</td>
             <td>{count === 0 ? '' : formatSeconds(longest)}</td>
           </tr>
@@ -223,8 +287,8 @@ function Totals({ hour, day }: { readonly hour: Bar; readonly day: Bar }) {
 function useTimes(
   api: Api,
   namespace: string | undefined,
-): { readonly documents: readonly TimesDocument[] | undefined; readonly freshness: Freshness } {
-  const [documents, setDocuments] = useState<readonly TimesDocument[]>();
+): { readonly answer: TimesAnswer | undefined; readonly freshness: Freshness } {
+  const [answer, setAnswer] = useState<TimesAnswer>();
   const [freshness, setFreshness] = useState<Freshness>({ state: 'loading' });
   useEffect(() => {
     const end = new AbortController();
@@ -233,8 +297,7 @@ function useTimes(
       for (; !end.signal.aborted; await pauseFor(READ_MILLISECONDS, end.signal)) {
         await whenShown(end.signal);
         try {
-          const answer = await api.get<{ documents: TimesDocument[] }>(`/console/times${scope}`, end.signal);
-          setDocuments(answer.documents);
+          setAnswer(await api.get<TimesAnswer>(`/console/times${scope}`, end.signal));
           setFreshness({ state: 'live' });
         } catch (error) {
           const after = freshnessAfter(error);
@@ -249,5 +312,5 @@ function useTimes(
     void read();
     return () => end.abort();
   }, [api, namespace]);
-  return { documents, freshness };
+  return { answer, freshness };
 }

@@ -1,11 +1,12 @@
 /** The list of VMs: a filter, and a table of which only the visible rows are in the page. */
+import { useMemo } from 'preact/hooks';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { diagnose, phaseOf } from '../../actions/diagnosis.ts';
 import { age } from '../../base/age.ts';
 import type { LiveFleet } from '../data/fleet.ts';
 import { FILTER_KEYS, vmFilter } from '../model/filter.ts';
 import { formatPlace, type Place } from '../model/place.ts';
-import { type Range, visibleRange } from '../model/visible.ts';
+import { type Range, ROW_HEIGHT, ROWS_STEP, visibleRange } from '../model/visible.ts';
 import { imageOf, ownerOf, type SortKey, sortedVMs } from '../model/vms.ts';
 import { deployAddress } from './deploypage.tsx';
 import { FilterBox } from './filterbox.tsx';
@@ -20,9 +21,6 @@ interface VMsPageProps {
   readonly fleet: LiveFleet;
   readonly place: VMsPlace;
 }
-
-/** Height of a row in pixels. The style sheet has the same height. */
-const ROW_HEIGHT = 30;
 
 export function VMsPage({ fleet, place }: VMsPageProps) {
   useChanges(fleet.views);
@@ -67,7 +65,7 @@ interface VMTableProps extends VMsPageProps {
 }
 
 function VMTable({ fleet, place, vms }: VMTableProps) {
-  const [element, viewport] = useViewport();
+  const [element, viewport] = useViewport(ROWS_STEP);
   const range = visibleRange(vms.length, ROW_HEIGHT, viewport);
   return (
     <div class="rows" ref={element}>
@@ -121,8 +119,17 @@ interface RowProps {
   readonly hasNamespace: boolean;
 }
 
+/** A row that is rendered again only after a change of it. A change of the VM is another object. */
 function Row({ vm, index, hasNamespace }: RowProps) {
-  const { name, namespace = '', creationTimestamp } = vm.metadata;
+  const lived = age(vm.metadata.creationTimestamp);
+  return useMemo(
+    () => <RowView vm={vm} index={index} hasNamespace={hasNamespace} lived={lived} />,
+    [vm, index, hasNamespace, lived],
+  );
+}
+
+function RowView({ vm, index, hasNamespace, lived }: RowProps & { readonly lived: string }) {
+  const { name, namespace = '' } = vm.metadata;
   const { ok, message } = diagnose({ vm });
   const why = ok ? '' : message;
   return (
@@ -140,7 +147,7 @@ function Row({ vm, index, hasNamespace }: RowProps) {
       <td>{vm.status?.nodeName}</td>
       <td title={imageOf(vm)}>{imageOf(vm)}</td>
       <td title={ownerOf(vm)}>{ownerOf(vm)}</td>
-      <td class="number">{age(creationTimestamp)}</td>
+      <td class="number">{lived}</td>
     </tr>
   );
 }

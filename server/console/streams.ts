@@ -89,8 +89,9 @@ export function addConsoleStreams(app: App, { own }: Pick<Services, 'own'>, stre
         const user = await client.username();
         await getAs(client, VMS, request.params);
         await mayStream();
-        const upgrade = requireWebSocket(request, reply, kind.protocol);
         const owner = { user, namespace: accountNamespaceOf(user) ?? request.params.namespace };
+        streams.check(owner);
+        const upgrade = requireWebSocket(request, reply, kind.protocol);
         await streams.run(reply.raw, owner, async ({ signal }) => {
           await serve(kind, { request, reply, upgrade, signal, mayStream });
         });

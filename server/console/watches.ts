@@ -76,10 +76,11 @@ export function addConsoleWatches(app: App, { config }: Services, watching: Wait
     async (request, reply) => {
       const { client, pages } = request.fullCaller();
       const user = await client.username();
-      const upgrade = requireWebSocket(request, reply, WATCH_PROTOCOL);
       // Members of a namespace can create any number of service accounts, so their watches also have a limit together.
       const accounts = accountNamespaceOf(user);
       const owner: Owner = accounts === undefined ? { user } : { user, namespace: accounts };
+      watching.check(owner);
+      const upgrade = requireWebSocket(request, reply, WATCH_PROTOCOL);
       await watching.run(reply.raw, owner, async ({ signal }) => {
         const browser = acceptBrowser({ request, reply, upgrade }, WATCH_PROTOCOL, REQUEST_BYTES);
         const { namespaces } = config;

@@ -98,13 +98,22 @@ export class WaitingRequests {
   }
 
   /**
+   * Checks that there is a place. A page cannot read why its WebSocket was refused, so it asks by a plain request, which takes none.
+   *
+   * @throws StatusError 429 when too many requests wait.
+   */
+  check(owner: Owner): void {
+    this.#heldBy(owner).forEach(([shares, name]) => shares.check(name, 1));
+  }
+
+  /**
    * Takes a further place for the work of a request that runs. Returns the function that frees the place.
    *
    * @throws StatusError 429 when too many requests wait.
    */
   hold(owner: Owner): () => void {
+    this.check(owner);
     const held = this.#heldBy(owner);
-    held.forEach(([shares, name]) => shares.check(name, 1));
     held.forEach(([shares, name]) => shares.take(name, 1));
     return () => held.forEach(([shares, name]) => shares.release(name, 1));
   }

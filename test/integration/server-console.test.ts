@@ -453,6 +453,9 @@ it('bounds the watches of a page and of a user, and leaves room for another one'
   const who = `${USER_WATCHES} requests of user system:serviceaccount:${namespace}:member`;
   expect(refused).toMatchObject({ code: 429, message: expect.stringContaining(who) });
   expect((await new WatchingPage(server, { token: member }).refusal())[0]).toBe(429);
+  // A browser does not tell a page why its WebSocket was refused, so the page asks by a plain request.
+  const { status, body } = await api.call('/console/watch', { token: member });
+  expect([status, body.message]).toEqual([429, expect.stringContaining(who)]);
   await begin(await openPage(other), 1);
   first.socket.close();
   await first.closed;

@@ -9,7 +9,9 @@ import type { Namespace } from '../../../kube/core.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { createMetrics } from '../../../kube/metrics.ts';
 import { parseConfig } from '../../config/config.ts';
+import { Registry } from 'prom-client';
 import { enqueueJobTimes, JobTimesReconciler } from './controller.ts';
+import { JobTimeMetrics } from './metrics.ts';
 
 const NOW = Date.parse('2026-11-30T12:00:00Z');
 const EARLIER: JobTimes = {
@@ -45,11 +47,13 @@ function lead(namespaces: readonly string[], stored: Readonly<Record<string, Job
   const warn = vi.fn<() => void>();
   const get = (name: string) =>
     namespaces.includes(name) ? { metadata: { name, uid: `uid of ${name}` } } : undefined;
+  const registry = new Registry();
   const times = new JobTimesReconciler({
     client: client as unknown as KubeClient,
     config: parseConfig({}, 'test'),
     namespaces: { cache: { get } } as unknown as Informer<Namespace>,
     logger: { warn } as unknown as Logger,
+    metrics: new JobTimeMetrics(registry),
     clock: () => Date.now(),
     isLeader: () => true,
   });
@@ -62,7 +66,7 @@ function lead(namespaces: readonly string[], stored: Readonly<Record<string, Job
   });
   enqueueJobTimes(controller, times);
   controller.start(end.signal);
-  return { times, warn, stored: (name: string) => parseJobTimes(data.get(name) ?? '') };
+  return { times, warn, registry, stored: (name: string) => parseJobTimes(data.get(name) ?? '') };
 }
 
 it('stores at the start of leading since when it measures, also if no job ends', async () => {

@@ -9,6 +9,7 @@ import type { Controller, Result } from '../../../kube/controller.ts';
 import type { Namespace } from '../../../kube/core.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import type { OperatorConfig } from '../../config/config.ts';
+import type { JobTimeMetrics } from './metrics.ts';
 import { timesIn } from './observe.ts';
 import { JobTimesRing, type Measure } from './ring.ts';
 
@@ -24,6 +25,7 @@ interface JobTimesOptions {
   readonly config: Pick<OperatorConfig, 'namespaces'>;
   readonly namespaces: Pick<Informer<Namespace>, 'cache'>;
   readonly logger: Logger;
+  readonly metrics: JobTimeMetrics;
   /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
   readonly isLeader: () => boolean;
@@ -44,12 +46,13 @@ export class JobTimesReconciler {
 
   /** Keeps the time of a job in seconds. */
   add(namespace: string, measure: Measure, seconds: number): void {
-    const { clock, isLeader, logger } = this.#options;
+    const { clock, isLeader, logger, metrics } = this.#options;
     // The last change of a VM can come after that of its namespace.
     const uid = this.#uidOf(namespace);
     if (!isLeader() || uid === undefined) {
       return;
     }
+    metrics.observe(namespace, measure, seconds);
     const isKept = this.#ring.add({ name: namespace, uid }, measure, seconds, clock());
     if (!isKept && !this.#isFull) {
       this.#isFull = true;
@@ -64,6 +67,9 @@ export class JobTimesReconciler {
   /** Measures the VM of the change. */
   observe(change: ObjectChange<VM>): void {
     const { namespace = '' } = change.object.metadata;
+    if (this.#uidOf(namespace) !== undefined) {
+      this.#options.metrics.expect(namespace);
+    }
     timesIn(change, this.#options.clock()).forEach(({ measure, seconds }) =>
       this.add(namespace, measure, seconds),
     );
@@ -72,6 +78,7 @@ export class JobTimesReconciler {
   /** Forgets a deleted namespace. */
   forget(namespace: string): void {
     this.#ring.forget(namespace);
+    this.#options.metrics.forget(namespace);
     this.#isFull = false;
     this.onTime();
   }
