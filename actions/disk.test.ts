@@ -4,12 +4,14 @@ import type { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import type { Ref, Resource } from '../kube/objects.ts';
 import { VMS } from '../api/v1alpha1/resources.ts';
+import type { VM } from '../api/v1alpha1/vm.ts';
 import { pushedImage, requestCommit, requestResize, requireImageStorage, savedImage } from './disk.ts';
 
 vi.mock(import('../base/time.ts'), { spy: true });
 afterEach(() => vi.mocked(pause).mockReset());
 
 const REF = { namespace: 'platform-default', name: 'mac' };
+const RUNNING = { metadata: REF, spec: {}, status: { phase: 'Running' } } as VM;
 const systemNamespace = 'berth-system';
 const EARLY = '2026-11-23T12:00:00Z';
 const LATE = '2026-11-23T13:00:00Z';
@@ -184,15 +186,27 @@ it.each([
 it('a saved image asks for the memory of the VM only on request', async () => {
   const { client } = world({ image: {} });
   const sourceOf = async (memory?: boolean) =>
-    (await savedImage({ client, systemNamespace }, REF, { imageName: 'new', memory })).spec.source;
+    (await savedImage({ client, systemNamespace }, RUNNING, { imageName: 'new', memory })).spec.source;
   expect(await sourceOf(true)).toEqual({ fromVM: { name: REF.name, memory: true } });
   expect(await sourceOf()).toEqual({ fromVM: { name: REF.name } });
+});
+
+it('saves no memory of a VM that does not run, because the save would wait', async () => {
+  const { client } = world({});
+  const stopped: VM = { ...RUNNING, status: { phase: 'Stopped' } };
+  const save = async (memory: boolean) =>
+    await savedImage({ client, systemNamespace }, stopped, { imageName: 'new', memory });
+  await expect(save(true)).rejects.toMatchObject({
+    kind: 'refused',
+    message: 'VM mac is Stopped, and only a running VM has a memory to save',
+  });
+  expect((await save(false)).spec.source).toMatchObject({ fromVM: { name: 'mac' } });
 });
 
 it('a saved image can be that of a snapshot', async () => {
   const { client } = world({ image: {}, info: { data: { hasImageStorage: 'true' } } });
   const wanted = { imageName: 'new', snapshot: 'before' };
-  const { spec } = await savedImage({ client, systemNamespace }, REF, wanted);
+  const { spec } = await savedImage({ client, systemNamespace }, RUNNING, wanted);
   expect(spec.source).toEqual({ fromVM: { name: REF.name, snapshot: 'before' } });
 });
 
@@ -200,7 +214,7 @@ it.each([
   [
     'save',
     async (client: KubeClient) =>
-      void (await savedImage({ client, systemNamespace }, REF, { imageName: 'new' })),
+      void (await savedImage({ client, systemNamespace }, RUNNING, { imageName: 'new' })),
   ],
   [
     'push',

@@ -3,6 +3,7 @@ import { PUSH_NAME } from '../api/http/imageitem.ts';
 import type { Image, ImageSpec } from '../api/v1alpha1/image.ts';
 import { CLUSTER_INFO, HAS_IMAGE_STORAGE, isObjectName, NO_IMAGE_STORAGE } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+import type { VMPhase } from '../api/v1alpha1/phases.ts';
 import { isImageReference, pushMistake } from '../api/v1alpha1/reference.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
 import type { VM } from '../api/v1alpha1/vm.ts';
@@ -13,6 +14,7 @@ import { isConflict, isForbidden, unlessMissing } from '../kube/errors.ts';
 import { changeObject } from './change.ts';
 import { ActionError } from './error.ts';
 
+const RUNNING: VMPhase = 'Running';
 /** Time in seconds after the end of a push until its Image is deleted. In this time, clients can read the result. */
 const PUSH_KEPT_SECONDS = 3_600;
 
@@ -60,17 +62,21 @@ export async function requireImageStorage({ client, systemNamespace }: ClusterAc
  * Returns a new Image whose content becomes a copy of the VM's disk, and of its memory if `memory` is true. With `snapshot`, it is the disk
  * of this VMSnapshot.
  *
- * @throws errors of {@link requireImageStorage}
+ * @throws ActionError when the VM does not run and its memory is wanted: the save would wait; errors of {@link requireImageStorage}
  */
 export async function savedImage(
   access: ClusterAccess,
-  vm: Name,
+  { metadata: { name, namespace = '' }, status = {} }: VM,
   { imageName, description, memory, snapshot }: SaveRequest,
 ): Promise<NewImage<Name>> {
+  const { phase = 'Pending' } = status;
+  if (memory === true && phase !== RUNNING) {
+    throw new ActionError('refused', `VM ${name} is ${phase}, and only a running VM has a memory to save`);
+  }
   await requireImageStorage(access);
   return {
-    metadata: { name: imageName, namespace: vm.namespace },
-    spec: { description, source: { fromVM: { name: vm.name, memory, snapshot } } },
+    metadata: { name: imageName, namespace },
+    spec: { description, source: { fromVM: { name, memory, snapshot } } },
   };
 }
 

@@ -20,8 +20,17 @@ function off(reason: string): object {
 
 type Write = (type: unknown, ref: unknown, patch: object) => Promise<VM>;
 
-function clientWith(mergePatch: Write): Pick<KubeClient, 'mergePatch'> {
-  return { mergePatch } as unknown as KubeClient;
+/** Client of a cluster with the VMSnapshot `first` of the VM `mac`, and `other` of another VM. The user may not read `hidden`. */
+function clientWith(mergePatch: Write): Pick<KubeClient, 'get' | 'mergePatch'> {
+  const get = async (_type: unknown, { name }: { name: string }) => {
+    if (name === 'hidden' || name === 'missing') {
+      const [status, reason] =
+        name === 'hidden' ? ([403, 'Forbidden'] as const) : ([404, 'NotFound'] as const);
+      throw new ApiError(name, { status, reason });
+    }
+    return { spec: { vmName: name === 'first' ? 'mac' : 'tower' } };
+  };
+  return { get, mergePatch } as unknown as KubeClient;
 }
 
 /** Returns the merge patch that a command writes, or the reason why the command is refused. */
@@ -141,4 +150,11 @@ it('resets a disk to a snapshot, or to the image again when no snapshot is named
   expect(await changeOf(vm('Running', { revertTo: 'first' }), 'revert')).toEqual({
     patch: { metadata, spec: { revertRequestedAt, revertTo: null } },
   });
+});
+
+it('reverts to no snapshot that the VM does not have, unless the user cannot see it', async () => {
+  const changeTo = async (revertTo: string) => await changeOf(vm('Running'), 'revert', { revertTo });
+  expect(await changeTo('missing')).toEqual({ refusal: 'VM mac has no snapshot missing' });
+  expect(await changeTo('other')).toEqual({ refusal: 'VM mac has no snapshot other' });
+  expect(await changeTo('hidden')).toMatchObject({ patch: { spec: { revertTo: 'hidden' } } });
 });

@@ -5,11 +5,12 @@
 import { conditionOf } from '../api/http/conditions.ts';
 import type { Command } from '../api/http/vm.ts';
 import type { VMPhase } from '../api/v1alpha1/phases.ts';
-import { VMS } from '../api/v1alpha1/resources.ts';
+import { VM_SNAPSHOTS, VMS } from '../api/v1alpha1/resources.ts';
 import type { VM, VMSpec } from '../api/v1alpha1/vm.ts';
+import type { VMSnapshot } from '../api/v1alpha1/vmsnapshot.ts';
 import { undefinedIf } from '../base/errors.ts';
 import type { KubeClient } from '../kube/client.ts';
-import { isConflict } from '../kube/errors.ts';
+import { isConflict, isForbidden, unlessMissing } from '../kube/errors.ts';
 import { changeObject } from './change.ts';
 import { ActionError } from './error.ts';
 
@@ -44,11 +45,11 @@ export type PowerCommand = keyof typeof COMMANDS;
 /**
  * Writes the command into the VM that `read` reads, and returns the VM with the command.
  *
- * @throws ActionError when the state of the VM does not allow the command, or others change the VM at each attempt; ApiError; errors of
- * `read`.
+ * @throws ActionError when the state of the VM does not allow the command, the VM has no such snapshot, or others change the VM at each
+ * attempt; ApiError; errors of `read`.
  */
 export async function requestPower(
-  client: Pick<KubeClient, 'mergePatch'>,
+  client: Pick<KubeClient, 'get' | 'mergePatch'>,
   word: PowerCommand,
   read: () => Promise<VM>,
   details: PowerDetails = {},
@@ -58,10 +59,40 @@ export async function requestPower(
     const found = await read();
     const { namespace = '' } = found.metadata;
     ({ name } = found.metadata);
-    const write = client.mergePatch<VM>(VMS, { namespace, name }, powerChange(found, word, details));
-    return await undefinedIf(isConflict, write);
+    const change = powerChange(found, word, details);
+    await requireSnapshot(client, { namespace, name }, details);
+    return await undefinedIf(isConflict, client.mergePatch<VM>(VMS, { namespace, name }, change));
   };
   return await changeObject(() => `VM ${name}`, attempt);
+}
+
+/**
+ * Checks that the VM has the snapshot that `revertTo` names. Otherwise the VM would not be Ready until the next request. A user who may not
+ * read VMSnapshots gets no check.
+ *
+ * @throws ActionError when the VM has no such snapshot; ApiError.
+ */
+async function requireSnapshot(
+  client: Pick<KubeClient, 'get'>,
+  { namespace, name }: { readonly namespace: string; readonly name: string },
+  { revertTo }: PowerDetails,
+): Promise<void> {
+  if (revertTo === undefined) {
+    return;
+  }
+  const read = client.get<VMSnapshot>(VM_SNAPSHOTS, { namespace, name: revertTo });
+  const isOfVM = await unlessMissing(read).then(
+    (snapshot) => snapshot?.spec.vmName === name,
+    (error: unknown) => {
+      if (isForbidden(error)) {
+        return true;
+      }
+      throw error;
+    },
+  );
+  if (!isOfVM) {
+    throw new ActionError('missing', `VM ${name} has no snapshot ${revertTo}`);
+  }
 }
 
 /** Returns the merge patch for the command. @throws ActionError when the VM's phase does not allow the command. */

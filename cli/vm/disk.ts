@@ -48,10 +48,9 @@ export async function save(terminal: Terminal, globals: Globals, saving: Saving)
   const { name, imageName, description, memory, snapshot } = saving;
   checkImageName(imageName);
   await withCluster(terminal, globals, async (cluster) => {
-    const { namespace } = cluster;
-    await getNamed(cluster, VM_KIND, name, terminal.signal);
+    const vm = await getNamed(cluster, VM_KIND, name, terminal.signal);
     const wanted = { imageName, description, memory, snapshot };
-    const made = await savedImage(accessTo(cluster), { namespace, name }, wanted);
+    const made = await savedImage(accessTo(cluster), vm, wanted);
     const image = await createNamed(cluster, IMAGES, made, { signal: terminal.signal });
     await finish(terminal, globals, { cluster, image, work: 'save', waiting: saving });
   });

@@ -9,9 +9,11 @@ import { BooleanFlag } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import { createdSentence, createNamed } from '../objects/create.ts';
 import { type NounKind, report } from '../objects/kind.ts';
+import { getNamed } from '../objects/named.ts';
 import { addCommonVerbs } from '../objects/verbs.ts';
 import type { Terminal } from '../terminal.ts';
 import { age } from '../text.ts';
+import { VM_KIND } from './kind.ts';
 
 interface CreateFlags {
   readonly vm: string;
@@ -53,7 +55,7 @@ const SNAPSHOT_KIND: NounKind<VMSnapshot> = {
   isShared: false,
 };
 
-/** @throws ApiError when the API server refuses the snapshot. */
+/** @throws CommandError when there is no such VM: its snapshot would wait for it; ApiError. */
 async function create(
   terminal: Terminal,
   globals: Globals,
@@ -61,6 +63,7 @@ async function create(
 ): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
+    await getNamed(cluster, VM_KIND, vmName, signal);
     const snapshot = { metadata: { name, namespace: cluster.namespace }, spec: { vmName, memory } };
     const objects = [await createNamed(cluster, VM_SNAPSHOTS, snapshot, { signal })];
     const sentence = createdSentence(SNAPSHOT_KIND);

@@ -403,8 +403,8 @@ function addImageRoutes(app: App, systemNamespace: string): void {
     },
     async ({ caller, params, body }) => {
       const client = caller();
-      await getAs(client, VMS, params);
-      await createAs(client, IMAGES, await savedImage({ client, systemNamespace }, params, body));
+      const vm = await getAs(client, VMS, params);
+      await createAs(client, IMAGES, await savedImage({ client, systemNamespace }, vm, body));
       return success();
     },
   );

@@ -286,6 +286,17 @@ describe('work with a disk', () => {
       revertRequestedAt: expect.any(String),
     });
   });
+
+  it('refuses a snapshot of no VM, and a revert to no snapshot', async () => {
+    expect(await berth('snapshot', 'create', 'lost', '--vm', 'nosuch')).toMatchObject({
+      code: 4,
+      err: expect.stringContaining('vm "nosuch" not found'),
+    });
+    expect(await berth('vm', 'revert', 'unready', '--to', 'lost')).toMatchObject({
+      code: 4,
+      err: expect.stringContaining('VM unready has no snapshot lost'),
+    });
+  });
 });
 
 describe('a copy of a disk', () => {

@@ -268,6 +268,7 @@ describe('actions on a VM', () => {
     expect(listed.body.items).toMatchObject([{ name: 'kept', vm: 'known' }]);
     expect((await api.call(`${path}/kept`, { token })).status).toBe(200);
     expect(await act('known', 'exec', { command: 'stop', snapshot: 'kept' })).toBe(422);
+    expect(await act('known', 'exec', { command: 'revert', snapshot: 'lost' })).toBe(404);
     expect(await act('known', 'exec', { command: 'revert', snapshot: 'kept' })).toBe(200);
     expect((await vms.get('known')).spec.revertTo).toBe('kept');
     expect((await api.call(`${path}/kept`, { method: 'DELETE', token })).status).toBe(200);
