@@ -165,6 +165,8 @@ describe("the machines' driver", () => {
       driver: 'softnet',
       guestsMayReach: ['10.0.0.0/8'],
     });
+    // The part that guests may not reach stays blocked, because its prefix is longer.
+    expect(loadConfig(write(mayReach('10.244.0.0/12')), {}, ROOT).network.driver).toBe('softnet');
     for (const network of ['10.244.0.0/16', '10.244.7.0/24', '168.63.129.16/32']) {
       expect(mistakes(mayReach(network))).toEqual([
         expect.stringMatching(/^network\.guestsMayReach: .* guests may not reach/),

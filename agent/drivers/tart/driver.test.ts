@@ -11,6 +11,7 @@ import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type * as exec from '../../../base/exec.ts';
 import { assertAsyncHistories } from '../../../test/support/properties.ts';
+import { unlistedCalls } from '../../../test/support/tartcalls.ts';
 import { SimulatedMac } from '../../../test/worlds/simulatedmac.ts';
 import { makeTartImage, readGuest, tartPlan, writeGuest } from '../../../test/worlds/tarthost.ts';
 import type { BaseImage } from '../../disks/disk.ts';
@@ -104,7 +105,11 @@ beforeEach(() => {
   known = new Map();
 });
 
-afterEach(() => rmSync(directory, { recursive: true }));
+afterEach(() => {
+  const unlisted = unlistedCalls(mac.tart.calls);
+  rmSync(directory, { recursive: true });
+  expect(unlisted).toEqual([]);
+});
 
 function folderOf(name: Name): MachineFolder {
   return { uid: name, path: join(directory, 'machines', name) };

@@ -12,7 +12,10 @@ const MESSAGE_BYTES = 64 * 1024;
 export const PREFIX_BYTES = 5;
 /** Largest explanation of an error that is shown. */
 const EXPLANATION_CHARACTERS = 300;
-/** Memory in MB that a connection may take for headers and for data that waits. The input of a command waits there, and may have 1 MiB. */
+/**
+ * Memory in MB that a connection may take for headers and for data that waits. The input of a command waits there, and may have 1 MiB. With less
+ * memory, the answer of a command that does not read its input would be refused.
+ */
 const SESSION_MEMORY = 2;
 /** Types of fields. */
 const VARINT = 0;
@@ -100,9 +103,9 @@ class FieldReader {
     if (type === VARINT) {
       return [number, this.#number()];
     }
-    const length = type === BYTES ? this.#number() : (FIXED_BYTES[type] ?? -1);
+    const length = type === BYTES ? this.#number() >>> 0 : (FIXED_BYTES[type] ?? Number.POSITIVE_INFINITY);
     const end = this.#at + length;
-    if (length < 0 || end > this.#message.length) {
+    if (end > this.#message.length) {
       throw broken();
     }
     const bytes = this.#message.subarray(this.#at, end);

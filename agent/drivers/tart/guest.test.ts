@@ -1,6 +1,7 @@
 import { once } from 'node:events';
 import { createServer, type Http2Server, type ServerHttp2Session, type ServerHttp2Stream } from 'node:http2';
 import { join } from 'node:path';
+import { Readable } from 'node:stream';
 import { setImmediate as nextCycle } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { makeFolder } from '../../../test/support/folder.ts';
@@ -47,6 +48,17 @@ function message(...bytes: number[]): Buffer {
   return Buffer.of(0, 0, 0, 0, bytes.length, ...bytes);
 }
 
+function prefix(length: number): Buffer {
+  const bytes = Buffer.alloc(5);
+  bytes.writeUInt32BE(length, 1);
+  return bytes;
+}
+
+/** Returns a number from 2^14 to 2^21 as a message has it. */
+function varint(number: number): Buffer {
+  return Buffer.of((number & 0x7f) | 0x80, ((number >> 7) & 0x7f) | 0x80, number >> 14);
+}
+
 function times(count: number, bytes: Buffer): Buffer {
   return Buffer.alloc(count * bytes.length, bytes);
 }
@@ -80,6 +92,8 @@ it('reads an exit code of any length, and refuses a message with more fields tha
     [[3], 3],
     [[0xff, 0x01], 255],
     [minusOne, 255],
+    // Only the lowest 32 bits count.
+    [[0x83, 0x80, 0x80, 0x80, 0x80, 0x01], 3],
   ] as const) {
     answer = (stream) => stream.end(code(...bytes));
     expect(await guest.execute(COMMAND)).toMatchObject({ exitCode });
@@ -92,11 +106,52 @@ it('reads an exit code of any length, and refuses a message with more fields tha
     message(0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f),
     message(0x0a, 2, 0),
     message(0x0b),
+    message(0x20, ...Buffer.alloc(10, 0x80), 0, 0x0a, 0),
     message(...Buffer.alloc(11, 0xff)),
   ]) {
     answer = (stream) => stream.end(broken);
     await expect(guest.execute(COMMAND)).rejects.toThrow('gave no valid answer');
   }
+});
+
+it('ends a command that does not read its input, although the whole input waits', async () => {
+  answer = (stream) => stream.end(EXIT);
+  const input = Buffer.alloc(1024 * 1024);
+  expect(await guest.execute({ ...COMMAND, input })).toMatchObject({ exitCode: 0 });
+});
+
+it('reads a message of 64 KiB, and refuses a longer one before it comes', async () => {
+  const [length, content] = [64 * 1024, 64 * 1024 - 8];
+  const inner = Buffer.concat([Buffer.of(0x0a), varint(content), Buffer.alloc(content, 'x')]);
+  const whole = Buffer.concat([Buffer.of(0x12), varint(inner.length), inner]);
+  expect(whole).toHaveLength(length);
+  answer = (stream) => stream.end(Buffer.concat([prefix(length), whole, EXIT]));
+  const { stdout } = await guest.execute(COMMAND);
+  expect(Buffer.concat(stdout)).toHaveLength(content);
+  answer = (stream) => stream.write(prefix(length + 1));
+  await expect(guest.execute(COMMAND)).rejects.toThrow('gave no valid answer');
+});
+
+it('refuses a command that prints more than 48 MiB, of which it keeps nothing', async () => {
+  const piece = Buffer.alloc(64 * 1024);
+  const inner = piece.length - 8;
+  Buffer.concat([Buffer.of(0x1a), varint(inner + 4), Buffer.of(0x0a), varint(inner)]).copy(piece);
+  const pieces = (count: number) => Array.from({ length: count }, () => [prefix(piece.length), piece]).flat();
+  const kept = { ...COMMAND, reserve: () => false };
+  answer = (stream) => Readable.from([...pieces(767), EXIT]).pipe(stream);
+  expect(await guest.execute(kept)).toMatchObject({ exitCode: 0, truncated: true, stderr: [] });
+  answer = (stream) => Readable.from([...pieces(768), EXIT]).pipe(stream);
+  await expect(guest.execute(kept)).rejects.toThrow('prints more than 50331648 bytes');
+});
+
+it('repeats the explanation of a refusal as one short line', async () => {
+  const text = `${'x'.repeat(299)}%22yes`;
+  answer = (stream) => {
+    stream.removeAllListeners('wantTrailers');
+    stream.on('wantTrailers', () => stream.sendTrailers({ 'grpc-status': '2', 'grpc-message': text }));
+    stream.end();
+  };
+  await expect(guest.execute(COMMAND)).rejects.toThrow(new StreamRefused(`${'x'.repeat(299)}"`));
 });
 
 it('reads messages that come byte by byte', async () => {
