@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { NamedFinding } from '../../agent/doctor/doctor.ts';
-import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { NAT_READY_CONDITION, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { NODES, type Pod, PODS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
@@ -50,8 +50,12 @@ beforeAll(async () => {
   await pushTart(registry, 'team/macos:1', disk, { architecture: 'arm64', machine });
   host = await MacHost.make(cluster, `mac-${suffix}`, {
     images: { registries: [{ host: registry.host, caFile: registry.caFile }] },
+    network: { driver: 'softnet' },
   });
   stack.use(host);
+  // The stand-in for softnet filters nothing, and ends with its standard input.
+  host.replaceProgram('softnet', '[ "$1" = --help ] && echo @host || exec cat >/dev/null');
+  host.replaceProgram('sudo', 'shift; exec "$@"');
   await host.start();
   const status = { capacity: SLOTS, allocatable: SLOTS };
   await cluster.client().mergePatch(NODES, { name: host.name }, { status }, { subresource: 'status' });
@@ -85,6 +89,11 @@ test('the Node tells which Mac it is', async () => {
   });
 });
 
+async function networkOfNode(): Promise<object> {
+  const { status } = await operator.get(NODES, { name: host.name });
+  return status?.conditions?.find(({ type }) => type === NAT_READY_CONDITION) ?? {};
+}
+
 test('a guest with macOS runs, outlives its agent and ends with its Pod', async () => {
   const image = { type: 'registry', reference: `${registry.host}/team/macos:1` } as const;
   const machine = machineFor(NAMESPACE, 'desk', { image, os: 'MacOS', architecture: 'arm64' });
@@ -93,6 +102,8 @@ test('a guest with macOS runs, outlives its agent and ends with its Pod', async 
   await waitForPod('the machine to run', isRunning);
   const processes = await host.processes();
   expect([...processes.keys()]).toEqual([metadata.uid]);
+  expect(tartOf(host.dataDirectory).calls.find(([command]) => command === 'run')).toContain('--net-softnet');
+  expect(await networkOfNode()).toMatchObject({ status: 'True' });
   await host.kill();
   await host.start();
   await waitFor('the resources of the machine', async () => (await host.resources()).includes('pod="desk"'));
@@ -104,6 +115,20 @@ test('a guest with macOS runs, outlives its agent and ends with its Pod', async 
     isGone(() => operator.get(PODS, { namespace: NAMESPACE, name: 'desk' })),
   );
   expect(await host.processes()).toEqual(new Map());
+});
+
+test('without the program that filters packets, the Node says that the host takes no VMs, and a check of the host says how to mend it', async () => {
+  host.removeProgram('softnet');
+  await host.kill();
+  await host.start();
+  await waitFor('the Node to say so', async () => JSON.stringify(await networkOfNode()).includes('False'));
+  expect(await networkOfNode()).toMatchObject({
+    status: 'False',
+    message: expect.stringContaining('takes no further machine: There is no program') as string,
+  });
+  const { stdout } = await host.run(['doctor', '--config', host.configFile]);
+  expect(stdout).toMatch(/^fix +softnet +There is no program .*softnet\n +Install it with/m);
+  host.replaceProgram('softnet', '[ "$1" = --help ] && echo @host || exec cat >/dev/null');
 });
 
 test('a check of the host finds what is to be done, and changes nothing', async () => {
@@ -127,6 +152,7 @@ test('a check of the host finds what is to be done, and changes nothing', async 
     'log-writer',
     'disk',
     'tart',
+    'softnet',
     'data-directory',
     'power-failure',
     'file-vault',
@@ -142,7 +168,7 @@ test('a check of the host finds what is to be done, and changes nothing', async 
   expect(after.metadata.uid).toBe(before.metadata.uid);
   const text = await host.run(['doctor', '--config', host.configFile]);
   expect(text.stdout).toMatch(/^fix +sleep +The computer sleeps after 10 minutes\n +Run: sudo pmset/m);
-  expect(text.stdout).toMatch(/\n15 ok, 2 to fix, 1 unknown\n$/);
+  expect(text.stdout).toMatch(/\n16 ok, 2 to fix, 1 unknown\n$/);
 });
 
 /** prom-client tries to read the limit of open files there on every system, and goes on without it. */
@@ -152,7 +178,7 @@ test('all this has touched no file that only Linux has, and has started only pro
   const { files, programs } = host.notes();
   expect(files.filter((file) => file !== TRIED_BY_LIBRARY)).toEqual([]);
   const names = new Set(programs.map((program) => basename(program)));
-  const ofAgent = ['ioreg', 'mkfifo', 'perl', 'ps', 'sw_vers', 'sysctl', 'tart'];
+  const ofAgent = ['ioreg', 'mkfifo', 'perl', 'ps', 'softnet', 'sudo', 'sw_vers', 'sysctl', 'tart'];
   const ofCheck = ['defaults', 'fdesetup', 'launchctl', 'pmset', 'xattr'];
   expect(names).toEqual(new Set([...ofAgent, ...ofCheck]));
 });

@@ -109,6 +109,10 @@ export class MacHost implements AsyncDisposable {
     chmodSync(path, PROGRAM_MODE);
   }
 
+  removeProgram(name: string): void {
+    rmSync(join(this.#bin, name));
+  }
+
   /** Starts the agent, and resolves when its Node is Ready. @throws Error with the log when the agent does not get so far. */
   async start(): Promise<void> {
     const agent = this.#run(['--config', this.configFile]);
