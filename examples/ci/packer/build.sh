@@ -5,12 +5,12 @@ set -eu
 here=$(dirname "$0")
 port=${PORT:-2222}
 folder=$(mktemp -d)
-vm='' forward=''
+vm='' forward='' packer=''
 
 clean_up() {
   code=$?
   trap '' HUP INT TERM
-  [ -z "$forward" ] || kill "$forward" || :
+  for process in $packer $forward; do kill "$process" 2>/dev/null || :; done
   [ -z "$vm" ] || berth vm delete --wait=false "$vm"
   rm -r "$folder"
   exit "$code"
@@ -30,6 +30,9 @@ forward=$!
 # Another build with the same port would take the place of this one.
 sleep 1
 kill -0 "$forward"
-# Packer waits for the SSH server by itself.
-packer build -var "port=$port" -var "key=$folder/key" "$here/guest.pkr.hcl"
+# Packer waits for the SSH server by itself. A shell waits for a command in the background, and a signal ends this wait.
+packer build -var "port=$port" -var "key=$folder/key" "$here/guest.pkr.hcl" &
+packer=$!
+wait "$packer"
+packer=''
 berth vm save "$vm" "$2"

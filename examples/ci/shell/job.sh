@@ -23,14 +23,15 @@ trap 'exit 143' TERM
 
 # The first end includes the time limit of a deployment, which is ten minutes. The first form of date is that of Linux, the second one that
 # of macOS.
-end=$(($(date +%s) + 600 + life))
-end=$(date -u -d "@$end" +%FT%TZ 2>/dev/null || date -u -r "$end" +%FT%TZ)
+first=$(($(date +%s) + 600 + life))
+end=$(date -u -d "@$first" +%FT%TZ 2>/dev/null || date -u -r "$first" +%FT%TZ)
 ssh-keygen -q -t ed25519 -N '' -f "$folder/key"
 vm=$(berth vm deploy job --generate-name --config "$config" --ssh-key "$folder/key.pub" --wait-for ready --alive-until "$end" -o name)
 
-# Prolongs the life of the VM while this script runs, and not after it was killed. The sleep has no streams, because it can outlive this script.
+# Prolongs the life of the VM while this script runs, and not after it was killed. The end can only move later. The sleep has no streams,
+# because it can outlive this script.
 while kill -0 $$ 2>/dev/null; do
-  berth vm prolong "$vm" --life "${life}s" >&2 || :
+  [ $(($(date +%s) + life)) -le "$first" ] || berth vm prolong "$vm" --life "${life}s" >&2 || :
   sleep $((life / 2)) </dev/null >/dev/null 2>&1 || exit
 done &
 holder=$!
