@@ -414,6 +414,23 @@ it.each([
   expect(await page.refusal()).toEqual([status, expect.stringMatching(message)]);
 });
 
+it.each(['access_token', 'token', 'authorization'])(
+  'takes no token from the address, as %s',
+  async (name) => {
+    const query = `?${name}=${encodeURIComponent(member)}`;
+    for (const path of [
+      '/console/session',
+      `${OBJECTS}/${SCOPE}/vms`,
+      `/console/times/${SCOPE}`,
+      '/console/watch',
+    ]) {
+      const { status, body } = await api.call(path + query);
+      expect([path, status]).toEqual([path, 401]);
+      expect(JSON.stringify(body)).not.toContain(member);
+    }
+  },
+);
+
 it('tells a page without a WebSocket why its watches are refused', async () => {
   expect((await api.call('/console/watch', { token: member })).status).toBe(426);
   expect((await api.call('/console/watch')).status).toBe(401);
