@@ -8,9 +8,10 @@ import { constants, copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync } f
 import { homedir, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { environment } from '../../agent/drivers/tart/program.ts';
+import { softnetBeside, softnetObstacle } from '../../agent/network/softnet.ts';
 import { findProgram } from '../../base/exec.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { makeTartImage, makeTartProgram } from './tarthost.ts';
+import { makeSoftnetProgram, makeTartImage, makeTartProgram } from './tarthost.ts';
 
 export const IS_REAL = process.env['BERTH_TART'] === 'real';
 /** Name of the program under test in titles. */
@@ -46,6 +47,13 @@ export async function whyNoTart(): Promise<string | undefined> {
     : `${why} set ${missing.map(([system, name]) => `${name} to a stopped VM with ${system}`).join(', ')} (tart list)`;
 }
 
+/** Returns why `tart` cannot filter packets with `softnet` on this computer. Undefined if it can, or if the stand-in runs. */
+export async function whyNoSoftnet(): Promise<string | undefined> {
+  const tart = IS_REAL ? await findProgram('tart') : undefined;
+  const obstacle = tart === undefined ? undefined : await softnetObstacle(softnetBeside(tart));
+  return obstacle && `nothing was run with the real softnet: ${obstacle.finding}`;
+}
+
 /** Returns the folder of the VM that the variable names. */
 function sourceOf(variable: string): string {
   return join(homedir(), '.tart', 'vms', process.env[variable] ?? 'none');
@@ -73,6 +81,7 @@ export class TartUnderTest implements AsyncDisposable {
     const own = join(home, 'tart-stand-in');
     if (!IS_REAL) {
       makeTartProgram(own);
+      makeSoftnetProgram(home);
     }
     return new TartUnderTest(home, IS_REAL ? ((await findProgram('tart')) ?? '') : own);
   }

@@ -6,10 +6,11 @@ import { describe, expect, test } from 'vitest';
 import { waitFor } from '../../../hack/wait.ts';
 import { unless } from '../../support/unless.ts';
 import { logIn } from '../../support/vnc.ts';
-import { IS_REAL, NAME, TartUnderTest, whyNoTart } from '../../worlds/tartundertest.ts';
+import { IS_REAL, NAME, TartUnderTest, whyNoSoftnet, whyNoTart } from '../../worlds/tartundertest.ts';
 
 /** A real guest with macOS needs minutes to write its memory, and the test of the limit starts three of them. */
 const TEST_MILLISECONDS = IS_REAL ? 1_200_000 : 120_000;
+const NO_SOFTNET = await whyNoSoftnet();
 const [MACOS, LINUX] = ['berth-macos', 'berth-linux'];
 
 describe(`${NAME}: the contract`, { timeout: TEST_MILLISECONDS, ...unless(await whyNoTart()) }, () => {
@@ -111,6 +112,19 @@ describe(`${NAME}: the contract`, { timeout: TEST_MILLISECONDS, ...unless(await 
     const loggedIn = await logIn('127.0.0.1', Number(port), password);
     expect(loggedIn).toBe(true);
   });
+
+  test(
+    '--net-softnet with its lists runs a machine, and SIGINT ends it as any other',
+    unless(NO_SOFTNET),
+    async () => {
+      await using tart = await TartUnderTest.make();
+      tart.add(LINUX, 'linux');
+      const filter = ['--net-softnet-allow', '@host,10.0.0.0/8', '--net-softnet-block', '169.254.0.0/16'];
+      const running = await tart.run(LINUX, '--net-softnet', ...filter);
+      running.send('SIGINT');
+      expect((await running.ended).code).toBe(0);
+    },
+  );
 
   test('a third guest with macOS is refused with these words', async () => {
     await using tart = await TartUnderTest.make();
