@@ -97,7 +97,10 @@ const powerSchema = z
   })
   .prefault({});
 
-/** Names that only resolve in the cluster, and addresses of this machine. Nobody else reads what is sent to them. */
+/**
+ * Names of Services, with the domain of any cluster, and addresses of this machine. The administrator who writes such a name answers for its domain.
+ * No token goes to a Service without TLS.
+ */
 const NEAR = /^(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]|(?:[^.]+\.){2}svc(?:\..+)?)$/;
 const LOOPBACK = /^(?:localhost|127\..*|\[::1\])$/;
 

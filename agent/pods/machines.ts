@@ -124,6 +124,17 @@ export class Machines {
     );
   }
 
+  /**
+   * Begins the merge that is due for a machine, if no other machine of the host merges. Each merge looks at the room of the host alone, and
+   * reads and writes whole layers.
+   */
+  #merge(runtime: Runtime, wanted: WantedMachine): void {
+    const isBusy = [...this.#runtimes.values()].some(({ merge }) => merge !== undefined);
+    if (!isBusy) {
+      beginMerge(this.#host, runtime, wanted, () => this.#changed(runtime.record.key));
+    }
+  }
+
   #situation(runtime: Runtime, wanted: WantedMachine): Situation {
     const suspending = [...this.#runtimes.values()].filter(({ operation }) => operation?.kind === 'suspend');
     return situationOf(this.#host, runtime, wanted, suspending);
@@ -148,7 +159,7 @@ export class Machines {
         return undefined;
       case 'reached':
         runtime.trouble = undefined;
-        beginMerge(this.#host, runtime, wanted, () => this.#changed(record.key));
+        this.#merge(runtime, wanted);
         return { step, again: activeDeadline };
       case 'wait':
         return { step, again: soonest(step.until, activeDeadline) };

@@ -205,6 +205,17 @@ it('what only a machine that is off can merge waits until it is off', async () =
   expect(due()).toMatchObject({ attempts: 0, untilOff: true });
 });
 
+it('a host merges the layers of one machine at a time', async () => {
+  const other = machines.runtime({ ...runtime.record, uid: 'b', key: 'default/b' });
+  await drive();
+  await machines.drive(other, WANTED);
+  expect(asked).toEqual(['merge']);
+  merging.resolve(true);
+  await expect.poll(due).toBeUndefined();
+  await machines.drive(other, WANTED);
+  expect(asked).toEqual(['merge', 'merge']);
+});
+
 it('no merge begins for a guest that is paused, a machine that has failed or one that is deleted', async () => {
   state = { ...RUNNING, paused: true };
   await drive();
