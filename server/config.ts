@@ -130,7 +130,7 @@ const prometheusSchema = z
     caFile: z.string().min(1).optional(),
     /** File with a bearer token. The server reads it again for each request. */
     tokenFile: z.string().min(1).optional(),
-    /** Labels by which Prometheus tells the metrics of this cluster from those of others. */
+    /** Labels that Prometheus itself adds to the metrics of the operator, by which it tells them from those of other programs and clusters. */
     labels: z
       .record(z.string().regex(/^[a-zA-Z_]\w*$/, 'must be the name of a label'), z.string().max(256))
       .refine((labels) => Object.keys(labels).length <= 8, { error: 'must have at most 8 labels' })
