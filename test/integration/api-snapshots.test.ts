@@ -85,9 +85,9 @@ it('the command makes, lists and deletes snapshots', async () => {
     out: 'Successfully created snapshot two\n',
   });
   expect((await command('list')).out).toMatch(/^NAME +VM +STATUS .*\none +reverting .*\ntwo +plain /);
-  expect(await command('create', 'two', '--vm', 'No Name')).toMatchObject({
-    code: 1,
-    err: expect.stringContaining('spec.vmName'),
+  expect(await command('create', 'three', '--vm', 'nobody')).toMatchObject({
+    code: 4,
+    err: expect.stringContaining('vm "nobody" not found'),
   });
   expect(await command('delete', 'two')).toMatchObject({ code: 0 });
 });
