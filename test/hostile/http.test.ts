@@ -23,8 +23,11 @@ const NODE = 'http-host';
 const CONNECTIONS = 192;
 /** Half of the default, in seconds, so that the Lease of the host is renewed twice as often. */
 const FENCE_SECONDS = 20;
-/** Number of callers at the same time. */
-const AT_ONCE = 100;
+/**
+ * Number of callers at the same time. A busy server still counts the connections of the round before, and has places left for those that check
+ * whether it is alive.
+ */
+const AT_ONCE = 60;
 const REFUSED = /^(4\d\d|closed)$/;
 /** Time limit for the end of idle connections. It is much longer than the limit of the servers, 10 s. */
 const CLOSED = { deadlineMilliseconds: 60_000 };
