@@ -139,7 +139,7 @@ interface MatchConstraints {
   namespaceSelector?: { matchLabels: Record<string, string> };
 }
 
-test('the writes of every node of the cluster, whoever runs on it, are read by at most one policy', () => {
+test('with default values, at most one policy reads each status of a Pod or Node, and none the heartbeats of nodes', () => {
   expect(policiesOf('UPDATE', 'pods/status')).toEqual(['berth-pods']);
   expect(policiesOf('UPDATE', 'nodes/status')).toEqual(['berth-nodes']);
   expect(policiesOf('UPDATE', 'leases')).toEqual([]);
